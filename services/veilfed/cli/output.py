@@ -1,0 +1,70 @@
+"""What the command line prints: results on standard output, errors and progress on standard error."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from veilfed.errors import VeilfedError
+
+__all__ = ["Json", "failure", "progress", "result", "say", "table"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+_console = Console(highlight=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def result(document: Any, text: str | Table | None = None, as_json: bool = False) -> None:
+    """Prints a command's result: the text or table for people, the document with --json."""
+    if as_json:
+        sys.stdout.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    elif text is not None:
+        _console.print(text, markup=False) if isinstance(text, str) else _console.print(text)
+
+
+def say(text: str) -> None:
+    """Prints a line for people on standard error."""
+    _errors.print(text, markup=False)
+
+
+def failure(error: VeilfedError) -> None:
+    """Prints an error: code, message, hint. With --json on the command line, as JSON."""
+    if "--json" in sys.argv:
+        document = {"error": error.code.name, "message": error.message, "hint": error.hint}
+        sys.stderr.write(json.dumps(document, sort_keys=True) + "\n")
+        return
+    _errors.print(f"error {error.code.name}: {error.message}", markup=False)
+    _errors.print(f"hint: {error.hint}", markup=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+    """A plain table; numbers should come formatted."""
+    made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        made.add_row(*(str(cell) for cell in row))
+    return made
+
+
+def progress() -> Progress:
+    """A progress bar on standard error for everything that lasts longer than two seconds."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=_errors,
+        transient=True,
+        disable=not _errors.is_terminal,
+    )
+
+
+def document(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with plain types, for `result`."""
+    copied: dict[str, Any] = json.loads(json.dumps(message))
+    return copied

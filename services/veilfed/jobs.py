@@ -1,0 +1,99 @@
+"""The specification of a job: what an administrator submits, the aggregator runs and an agent consents to."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from veilfed.config import Strict, validate
+from veilfed.errors import Code
+
+__all__ = ["Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class FedotStrategy(Strict):
+    """FEDOT (CVPR 2026): a shared classifier w_g that is averaged, a private orthogonal transform per client.
+
+    `transform: identity` is plain averaging of the classifier: the baseline.
+    """
+
+    name: Literal["fedot"]
+    classes: list[Annotated[str, Field(min_length=1, max_length=100)]] = Field(min_length=2, max_length=100_000)
+    dimension: int = Field(ge=2, le=65_536, description="d, the length of an embedding")
+    transform: Literal["orthogonal", "identity"] = "orthogonal"
+    blocks: int = Field(1, ge=1, description="r: diagonal blocks of the transform; 1 is plain FEDOT, more is FEDOT(+B)")
+    temperature: float = Field(20.0, gt=0, le=1000, description="tau")
+    init_norm: float = Field(0.1, gt=0, le=100, description="norm of the rows of w_g at the start")
+    epochs: int = Field(1, ge=1, le=1000, description="E, passes over the training split in a round")
+    batch_size: int = Field(64, ge=1, le=65_536)
+    classifier_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for w_g")
+    transform_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for X")
+    weighting: Literal["uniform", "samples"] = Field("uniform", description="uniform is the paper's mean")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.dimension % self.blocks:
+            raise ValueError(f"blocks ({self.blocks}) must divide dimension ({self.dimension})")
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes must be distinct")
+        return self
+
+
+class Cohort(Strict):
+    """Which institutions take part. Those of `evaluate` only evaluate and give out counts alone."""
+
+    train: list[Name] = Field(min_length=1, max_length=10_000)
+    evaluate: list[Name] = Field(default_factory=list, max_length=10_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = self.train + self.evaluate
+        if len(set(names)) != len(names):
+            raise ValueError("an institution may be named once only, in train or in evaluate")
+        return self
+
+
+class Fold(Strict):
+    """The ring format of the average and the limits of the update gate."""
+
+    fraction_bits: int = Field(32, ge=8, le=48, description="fixed point: 2^-fraction_bits is the resolution")
+    max_abs: float = Field(1e3, gt=0, le=1e9, description="largest magnitude of one element")
+    max_norm: float = Field(1e4, gt=0, le=1e12, description="largest Frobenius norm of one tensor")
+    max_weight: float = Field(1.0, ge=1, le=1e9, description="largest weight of one update")
+
+
+class JobSpec(Strict):
+    """A whole job. Validated on submission, and again by each agent."""
+
+    name: Name
+    strategy: FedotStrategy
+    cohort: Cohort
+    rounds: int = Field(ge=1, le=100_000)
+    quorum: int = Field(ge=1, description="updates without which a round fails")
+    deadline_seconds: float = Field(3600, gt=0, le=30 * 86_400, description="a round closes at the latest after this")
+    grace_seconds: float = Field(60, ge=0, le=30 * 86_400, description="wait for the others after the quorum")
+    seed: int = Field(50, ge=0, lt=2**31)
+    fold: Fold = Fold()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.quorum > len(self.cohort.train):
+            raise ValueError(
+                f"quorum ({self.quorum}) is more than the training institutions ({len(self.cohort.train)})"
+            )
+        if self.strategy.weighting == "uniform" and self.fold.max_weight != 1:
+            raise ValueError("fold.max_weight must be 1 where weighting is uniform")
+        bound = (
+            len(self.cohort.train) * self.fold.max_weight * max(self.fold.max_abs, 1.0) * 2.0**self.fold.fraction_bits
+        )
+        if bound >= 2.0**63:
+            raise ValueError(
+                "the ring could overflow: clients x max_weight x max_abs x 2^fraction_bits must stay below 2^63"
+            )
+        return self
+
+
+def parse_job(text: str, where: str = "job") -> JobSpec:
+    """A job specification from YAML or JSON. Raises VeilfedError(JOB_INVALID) with line and key."""
+    return validate(JobSpec, text, where, Code.JOB_INVALID)

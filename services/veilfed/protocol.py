@@ -1,0 +1,16 @@
+"""Constants of the protocol that all parties must agree on."""
+
+# Rises with every change that an older peer would misread. `Join` refuses another version.
+VERSION = 1
+
+# Most bytes of one gRPC message; larger models travel in chunks (Push, Fetch).
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+# Models and updates up to this length travel inside Task and Update.
+INLINE_LIMIT = 1024 * 1024
+
+# Most bytes of one chunk of Push and Fetch.
+CHUNK_BYTES = 1024 * 1024
+
+# Most bytes of one artifact (a whole model).
+MAX_ARTIFACT_BYTES = 4 * 1024**3

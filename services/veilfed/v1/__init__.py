@@ -1,0 +1,1 @@
+"""Generated from protos/veilfed/v1; do not edit."""

@@ -1,0 +1,98 @@
+"""NumPy arrays to and from the wire, with every length checked before anything is allocated."""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from veilfed.errors import Code, VeilfedError
+from veilfed.v1.tensor_pb2 import (
+    DTYPE_FLOAT32,
+    DTYPE_FLOAT64,
+    DTYPE_INT64,
+    DTYPE_UINT8,
+    DType,
+    NamedTensor,
+    Tensor,
+    TensorMap,
+)
+
+__all__ = ["Arrays", "digest", "from_tensor", "map_bytes", "parse_map", "to_map", "to_tensor", "unpack_map"]
+
+Arrays = dict[str, NDArray[np.generic]]
+
+MAX_AXES = 8
+MAX_TENSORS = 4096
+
+_DTYPES: dict[DType.ValueType, np.dtype[np.generic]] = {
+    DTYPE_FLOAT32: np.dtype("<f4"),
+    DTYPE_FLOAT64: np.dtype("<f8"),
+    DTYPE_INT64: np.dtype("<i8"),
+    DTYPE_UINT8: np.dtype("u1"),
+}
+_NAMES = {dtype: number for number, dtype in _DTYPES.items()}
+
+
+def to_tensor(array: NDArray[np.generic]) -> Tensor:
+    """The wire form of an array; raises VeilfedError(INPUT_INVALID) for a dtype that the wire lacks."""
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in _NAMES:
+        raise VeilfedError(Code.INPUT_INVALID, f"an array of {array.dtype} cannot be sent")
+    data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+    return Tensor(dtype=_NAMES[dtype], shape=array.shape, data=data)
+
+
+def from_tensor(tensor: Tensor) -> NDArray[np.generic]:
+    """The array of a message: a read-only view of its bytes. Raises VeilfedError(PROTOCOL_VIOLATION)."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"tensor of unknown element type {tensor.dtype}")
+    if len(tensor.shape) > MAX_AXES:
+        raise VeilfedError(
+            Code.PROTOCOL_VIOLATION, f"tensor with {len(tensor.shape)} axes; at most {MAX_AXES} are allowed"
+        )
+    expected = math.prod(tensor.shape) * dtype.itemsize
+    if expected != len(tensor.data):
+        raise VeilfedError(
+            Code.PROTOCOL_VIOLATION,
+            f"tensor of shape {list(tensor.shape)} needs {expected} bytes, has {len(tensor.data)}",
+        )
+    return np.frombuffer(tensor.data, dtype=dtype).reshape(tuple(tensor.shape))
+
+
+def to_map(arrays: Mapping[str, NDArray[np.generic]]) -> TensorMap:
+    """Named arrays, sorted by name, so that equal contents have equal bytes."""
+    return TensorMap(tensors=[NamedTensor(name=name, tensor=to_tensor(arrays[name])) for name in sorted(arrays)])
+
+
+def unpack_map(message: TensorMap) -> Arrays:
+    """Named arrays of a message. Raises VeilfedError(PROTOCOL_VIOLATION), also for names unsorted or twice."""
+    names = [entry.name for entry in message.tensors]
+    if len(names) > MAX_TENSORS:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"{len(names)} tensors; at most {MAX_TENSORS} are allowed")
+    if any(not name for name in names) or any(a >= b for a, b in itertools.pairwise(names)):
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, "tensor names must be non-empty, sorted and distinct")
+    return {entry.name: from_tensor(entry.tensor) for entry in message.tensors}
+
+
+def map_bytes(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """The canonical bytes of named arrays: a serialised TensorMap."""
+    return to_map(arrays).SerializeToString(deterministic=True)
+
+
+def parse_map(data: bytes) -> Arrays:
+    """Named arrays from canonical bytes. Raises VeilfedError(PROTOCOL_VIOLATION)."""
+    try:
+        message = TensorMap.FromString(data)
+    except DecodeError:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, "the bytes are not a TensorMap") from None
+    return unpack_map(message)
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, lower-case hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
