@@ -33,14 +33,16 @@ def _missing_party(name: str, cause: ImportError) -> typer.Typer:
     return app
 
 
-def _load(entry: EntryPoint) -> typer.Typer:
+def _add(app: typer.Typer, entry: EntryPoint) -> None:
+    """Adds a party's subcommand: a typer.Typer is a group, a function is a command."""
     try:
-        app = entry.load()
+        found = entry.load()
     except ImportError as error:
-        return _missing_party(entry.name, error)
-    if not isinstance(app, typer.Typer):
-        raise VeilfedError(Code.INTERNAL, f"entry point veilfed.cli:{entry.name} is not a typer.Typer")
-    return app
+        found = _missing_party(entry.name, error)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=entry.name)
+    else:
+        app.command(entry.name)(found)
 
 
 def build() -> typer.Typer:
@@ -66,7 +68,7 @@ def build() -> typer.Typer:
     app.add_typer(ledger.app, name="ledger")
     app.add_typer(config.app, name="config")
     for entry in sorted(entry_points(group="veilfed.cli"), key=lambda entry: entry.name):
-        app.add_typer(_load(entry), name=entry.name)
+        _add(app, entry)
     return app
 
 
