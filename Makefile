@@ -1,0 +1,51 @@
+# Two targets for a newcomer: `make demo` and `make test`. Each does its own set-up and is quick when run again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test venv lint protos data format clean
+
+demo: venv ## run FEDOT on real text and real images over the real services
+	$(BIN)/veilfed demo --task vader
+	@if command -v npm >/dev/null; then $(BIN)/veilfed demo --task emoji; \
+	else echo "The image task was left out: its icons come as npm packages, and npm is not installed."; fi
+
+test: venv data lint ## all quick tests (about 10 minutes on 2 cores)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: venv data ## the tests marked slow
+	$(BIN)/pytest -m slow
+
+lint: venv ## formatting, lint, types, the trust boundary, drift and breaks of the protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/compile.py --check
+
+data: venv ## the public models and data that the tests use
+	$(BIN)/veilfed oracle fetch minilm
+	$(BIN)/veilfed oracle fetch vit
+	$(BIN)/veilfed data fetch vader
+	$(BIN)/veilfed data fetch heart
+
+protos: venv ## generate the Python code of the protos
+	$(BIN)/python protos/compile.py
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[oracle,aggregator,agent,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The demonstration: all parties as processes on this machine, a whole study over the real services."""
