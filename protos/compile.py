@@ -24,7 +24,9 @@ SOURCES = sorted(path.relative_to(PROTOS).as_posix() for path in PROTOS.glob("ve
 def run_protoc(*outputs: str) -> None:
     """Compiles all sources; raises RuntimeError when protoc refuses them."""
     well_known = Path(grpc_tools.__file__).parent / "_proto"
-    status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *outputs, *SOURCES])
+    scripts = Path(sys.executable).parent
+    plugins = [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
+    status = protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *plugins, *outputs, *SOURCES])
     if status != 0:
         raise RuntimeError(f"protoc ended with status {status}")
 
