@@ -2,7 +2,7 @@
 
 Record n (from 1) is {seq, time, previous, ...fields, sha256}: `previous` is the sha256 of record n - 1 and `sha256`
 covers the canonical JSON of all the rest. A line is the canonical JSON of its record, so that no byte can change
-unnoticed. What a chain alone cannot show, a cut tail, shows by countersigned heads (veilfed.receipts).
+unnoticed. What a chain alone cannot show, a cut tail, shows by countersigned heads (veilfed.ledger.receipts).
 """
 
 import fcntl

@@ -1,0 +1,146 @@
+"""Countersigned heads: the aggregator's signature under how far a ledger had come when it took an update.
+
+A receipt is kept twice, as a record of the ledger and in a file of its own beside it, so that neither of the two can
+be cut without the other showing it. The aggregator has the same heads in its database.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity, Role
+from veilfed.ledger.chain import Head, Record, head_statement
+
+__all__ = ["KIND", "SignedHead", "receipts_path"]
+
+KIND = "receipt"
+
+# Leaf, an intermediate or two, a root.
+MAX_CHAIN = 4
+
+
+def receipts_path(ledger: Path) -> Path:
+    """The file of receipts that belongs to a ledger."""
+    return ledger.with_name(ledger.name + ".receipts")
+
+
+@dataclass(frozen=True)
+class SignedHead:
+    """A ledger's head in one round of one job, with the signature of the aggregator that saw it."""
+
+    identity: str
+    job_id: str
+    round: int
+    head: Head
+    signature: bytes
+    certificate_pem: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """The receipt as the fields of a record."""
+        return {
+            "kind": KIND,
+            "identity": self.identity,
+            "job": self.job_id,
+            "round": self.round,
+            "head": {"records": self.head.records, "sha256": self.head.sha256},
+            "signature": self.signature.hex(),
+            "certificate": self.certificate_pem.decode("ascii", "replace"),
+        }
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Raises VeilfedError(LEDGER_BROKEN) when the record is no receipt."""
+        try:
+            head = Head(int(record["head"]["records"]), str(record["head"]["sha256"]))
+            return cls(
+                identity=str(record["identity"]),
+                job_id=str(record["job"]),
+                round=int(record["round"]),
+                head=head,
+                signature=bytes.fromhex(record["signature"]),
+                certificate_pem=record["certificate"].encode("ascii"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise VeilfedError(Code.LEDGER_BROKEN, f"record {record.get('seq')} is not a whole receipt") from None
+
+    def __str__(self) -> str:
+        return f"the receipt of round {self.round} of job {self.job_id}"
+
+    def check(self, bundle_pem: bytes | None = None, at: datetime | None = None) -> Identity:
+        """Checks the signature; returns who signed, which only `bundle_pem` (the trusted roots) proves.
+
+        `at` is the time at which the certificates must have been valid. Raises VeilfedError(LEDGER_BROKEN).
+        """
+        chain = _certificates(self.certificate_pem)
+        if not chain:
+            raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: no readable certificate")
+        signer = _signer(chain[0])
+        key = chain[0].public_key()
+        if signer is None or not isinstance(key, ec.EllipticCurvePublicKey):
+            raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: the certificate is not an aggregator's")
+        statement = head_statement(self.identity, self.job_id, self.round, self.head)
+        try:
+            key.verify(self.signature, statement, ec.ECDSA(SHA256()))
+        except InvalidSignature:
+            raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: the signature is wrong") from None
+        if bundle_pem is not None and not _trusted(chain, _certificates(bundle_pem), at):
+            raise VeilfedError(
+                Code.LEDGER_BROKEN, f"{self}: the certificate of {signer} was not issued under the bundle's roots"
+            )
+        return signer
+
+
+@lru_cache(maxsize=64)
+def _certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
+    try:
+        return tuple(x509.load_pem_x509_certificates(pem))
+    except ValueError:
+        return ()
+
+
+def _signer(leaf: x509.Certificate) -> Identity | None:
+    """The aggregator that a certificate names, or None."""
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
+        identity = Identity.parse(uri)
+    except (x509.ExtensionNotFound, ValueError, VeilfedError):
+        return None
+    return identity if identity.role is Role.AGGREGATOR else None
+
+
+def _trusted(chain: tuple[x509.Certificate, ...], roots: tuple[x509.Certificate, ...], at: datetime | None) -> bool:
+    """Whether a path of certificates valid at `at` leads from chain[0] to one of the roots."""
+    current = chain[0]
+    for _ in range(MAX_CHAIN):
+        if not _valid(current, at):
+            return False
+        if any(_issued(current, root) and _valid(root, at) for root in roots):
+            return True
+        above = [issuer for issuer in chain[1:] if issuer != current and _issued(current, issuer)]
+        if not above:
+            return False
+        current = above[0]
+    return False
+
+
+def _valid(certificate: x509.Certificate, at: datetime | None) -> bool:
+    return at is None or certificate.not_valid_before_utc <= at <= certificate.not_valid_after_utc
+
+
+def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether `issuer` is a certificate authority that signed `certificate`."""
+    try:
+        authority = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        certificate.verify_directly_issued_by(issuer)
+    except (x509.ExtensionNotFound, ValueError, TypeError, InvalidSignature):
+        return False
+    return authority
