@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["MAX_YAML_BYTES", "Strict", "load_config", "parse_yaml", "validate"]
+__all__ = ["MAX_YAML_BYTES", "Strict", "load_config", "parse_yaml", "read_text", "validate"]
 
 MAX_YAML_BYTES = 1024 * 1024
 
@@ -108,14 +108,18 @@ def validate(model: type[Model], text: str, where: str, code: Code = Code.CONFIG
         raise VeilfedError(code, f"{where}: " + "; ".join(problems)) from None
 
 
-def load_config(model: type[Model], path: Path) -> Model:
-    """Reads and validates a configuration file. Raises VeilfedError(CONFIG_INVALID or FILE_UNUSABLE)."""
+def read_text(path: Path) -> str:
+    """The text of a YAML file. Raises VeilfedError(CONFIG_INVALID or FILE_UNUSABLE)."""
     try:
         if path.stat().st_size > MAX_YAML_BYTES:
             raise VeilfedError(Code.CONFIG_INVALID, f"{path}: longer than {MAX_YAML_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise VeilfedError(Code.CONFIG_INVALID, f"{path}: not UTF-8 text") from None
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
-    return validate(model, text, str(path))
+
+
+def load_config(model: type[Model], path: Path) -> Model:
+    """Reads and validates a configuration file. Raises VeilfedError(CONFIG_INVALID or FILE_UNUSABLE)."""
+    return validate(model, read_text(path), str(path))

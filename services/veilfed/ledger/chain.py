@@ -175,6 +175,8 @@ class Ledger:
         if taken := RESERVED & fields.keys():
             raise VeilfedError(Code.INPUT_INVALID, f"a record's fields may not be named {sorted(taken)}")
         with self._lock:
+            if self._descriptor < 0:
+                raise VeilfedError(Code.FILE_UNUSABLE, f"{self._path}: the ledger is closed")
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             record = {**fields, "seq": self._head.records + 1, "time": time, "previous": self._head.sha256}
             sha256 = hashlib.sha256(canonical(record)).hexdigest()

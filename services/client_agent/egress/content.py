@@ -1,0 +1,224 @@
+"""What a listed message carries, and whether its job and the policy allow these contents."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import Message
+
+from client_agent.egress.flow import Flow
+from client_agent.egress.policy import EgressPolicy
+from client_agent.egress.rules import Refused
+from veilfed.errors import VeilfedError
+from veilfed.identity.names import Identity
+from veilfed.v1.aggregator_pb2 import (
+    Evaluation,
+    FetchRequest,
+    JoinRequest,
+    PushHeader,
+    PushRequest,
+    StatRequest,
+    Update,
+    WorkRequest,
+)
+from veilfed.v1.oracle_pb2 import EmbedRequest
+from veilfed.v1.tensor_pb2 import Artifact, DType
+from veilfed.wire import tensors
+
+__all__ = ["Allowed", "Content", "check", "check_artifact", "describe"]
+
+# More tensors than this are counted, not listed, in a record of the ledger.
+MAX_LISTED = 64
+
+Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+@dataclass
+class Allowed:
+    """What a consented job may send: exactly these tensors, and artifacts by digest that were checked before."""
+
+    shapes: Shapes
+    artifacts: dict[str, memoryview] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a message carries, in the words of the ledger."""
+
+    job: str = ""
+    round: int | None = None
+    inputs: int = 0
+    tensors: Sequence[tuple[str, list[int], str]] = ()
+    evaluations: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """The parts that are there, as JSON values."""
+        found: dict[str, Any] = {}
+        if self.job:
+            found["job"] = self.job[:128]
+        if self.round is not None:
+            found["round"] = self.round
+        if self.inputs:
+            found["inputs"] = self.inputs
+        if self.evaluations:
+            found["evaluations"] = self.evaluations
+        if self.tensors:
+            listed = self.tensors[:MAX_LISTED]
+            found["tensors"] = [
+                {"name": name[:64], "shape": shape[:8], "dtype": dtype} for name, shape, dtype in listed
+            ]
+            found["tensors_in_all"] = len(self.tensors)
+        return found
+
+
+def describe(call: Flow, message: Message) -> Content:
+    """What a message carries, whether it may leave or not."""
+    if isinstance(message, EmbedRequest):
+        return Content(inputs=len(message.texts.values) + len(message.images.values))
+    if isinstance(message, PushRequest):
+        return Content(job=message.header.job_id if message.HasField("header") else call.job)
+    if isinstance(message, StatRequest | FetchRequest):
+        return Content(job=message.job_id)
+    if isinstance(message, WorkRequest) and message.HasField("refusal"):
+        return Content(job=message.refusal.job_id, round=message.refusal.round)
+    if isinstance(message, WorkRequest) and message.HasField("update"):
+        update = message.update
+        shapes = [
+            (entry.name, list(entry.tensor.shape), _dtype_name(entry.tensor.dtype)) for entry in update.tensors.tensors
+        ]
+        return Content(job=update.job_id, round=update.round, tensors=shapes, evaluations=len(update.evaluations))
+    return Content()
+
+
+def _dtype_name(number: DType.ValueType) -> str:
+    return DType.Name(number).removeprefix("DTYPE_").lower() if number in DType.values() else str(number)
+
+
+def check(call: Flow, message: Message, allowed: Allowed | None, policy: EgressPolicy, identity: Identity) -> None:
+    """Raises Refused when the contents of a message of the right form may not leave."""
+    if isinstance(message, JoinRequest):
+        if message.identity != str(identity):
+            raise Refused("the identity is not the institution's own")
+    elif isinstance(message, StatRequest):
+        _approved(allowed, message.sha256)
+    elif isinstance(message, PushRequest):
+        _check_push(call, message, allowed)
+    elif isinstance(message, WorkRequest) and message.HasField("update"):
+        _check_update(message.update, allowed, policy)
+
+
+def _consented(allowed: Allowed | None) -> Allowed:
+    if allowed is None:
+        raise Refused("the job is not one that this institution consented to")
+    return allowed
+
+
+def _approved(allowed: Allowed | None, sha256: str) -> memoryview:
+    """The bytes of an artifact that was checked before."""
+    data = _consented(allowed).artifacts.get(sha256)
+    if data is None:
+        raise Refused("the artifact was not checked before")
+    return data
+
+
+def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy) -> None:
+    allowed = _consented(allowed)
+    parameters = update.WhichOneof("parameters")
+    if parameters == "tensors":
+        try:
+            arrays = tensors.unpack_map(update.tensors)
+        except VeilfedError as error:
+            raise Refused(error.message) from None
+        _check_arrays(arrays, allowed.shapes, policy)
+    elif parameters == "artifact":
+        _check_reference(update.artifact, allowed)
+    elif update.weight != 0:
+        raise Refused("an evaluation has no weight")
+    _check_weight(update.weight, policy)
+    _check_evaluations(update.evaluations, policy)
+
+
+def _check_reference(artifact: Artifact, allowed: Allowed) -> None:
+    if _approved(allowed, artifact.sha256).nbytes != artifact.size:
+        raise Refused("the artifact has another size")
+
+
+def _check_arrays(arrays: tensors.Arrays, shapes: Shapes, policy: EgressPolicy) -> None:
+    if not shapes:
+        raise Refused("the job may send evaluations alone")
+    if extra := sorted(arrays.keys() - shapes.keys()):
+        raise Refused(f"{len(extra)} tensors that the job does not say")
+    if missing := sorted(shapes.keys() - arrays.keys()):
+        raise Refused(f"the tensor {missing[0]} is missing")
+    for name, (shape, dtype) in shapes.items():
+        if arrays[name].shape != shape or arrays[name].dtype != dtype:
+            raise Refused(f"the tensor {name} is {_form(arrays[name])}; the job says {list(shape)} {dtype}")
+    elements = sum(array.size for array in arrays.values())
+    if elements > policy.max_tensor_elements:
+        raise Refused(f"{elements} tensor elements; the policy allows {policy.max_tensor_elements}")
+
+
+def _form(array: np.ndarray[Any, np.dtype[Any]]) -> str:
+    return f"{list(array.shape)} {array.dtype}"
+
+
+def _check_weight(weight: float, policy: EgressPolicy) -> None:
+    """A weight is 0, 1 or a number of samples, and a count over few samples is not given out."""
+    if weight in {0, 1}:
+        return
+    if not (weight > 0 and float(weight).is_integer()):
+        raise Refused("the weight is not a number of samples")
+    if weight < policy.min_evaluation_samples:
+        raise Refused(f"a count of fewer than {policy.min_evaluation_samples} samples is not given out")
+
+
+def _check_evaluations(evaluations: Sequence[Evaluation], policy: EgressPolicy) -> None:
+    names = [evaluation.name for evaluation in evaluations]
+    if len(set(names)) != len(names):
+        raise Refused("an evaluation is named twice")
+    for evaluation in evaluations:
+        if evaluation.correct > evaluation.total:
+            raise Refused("more right answers than samples")
+        if not policy.releases_count(evaluation.total):
+            raise Refused(
+                f"counts over fewer than {policy.min_evaluation_samples} samples, or any if the policy does not list"
+                " evaluations, are not given out"
+            )
+
+
+def check_artifact(allowed: Allowed | None, data: bytes, policy: EgressPolicy) -> None:
+    """Raises Refused unless `data` is the canonical form of exactly the tensors that the job says."""
+    allowed = _consented(allowed)
+    try:
+        arrays = tensors.parse_map(data)
+    except VeilfedError as error:
+        raise Refused(error.message) from None
+    _check_arrays(arrays, allowed.shapes, policy)
+    # Another encoding of the same tensors could carry more than they do.
+    if tensors.map_bytes(arrays) != data:
+        raise Refused("the bytes are not in canonical form")
+
+
+def _check_push(call: Flow, message: PushRequest, allowed: Allowed | None) -> None:
+    if message.HasField("header"):
+        _start_push(call, message.header, allowed)
+        return
+    # The consent may have been taken back in the middle.
+    if call.artifact is None or allowed is None:
+        raise Refused("a chunk without the header of its artifact")
+    end = call.position + len(message.chunk)
+    if call.artifact[call.position : end] != message.chunk:
+        raise Refused("a chunk that is not of the artifact that was checked")
+    call.position = end
+
+
+def _start_push(call: Flow, header: PushHeader, allowed: Allowed | None) -> None:
+    if call.artifact is not None:
+        raise Refused("a second header in one upload")
+    data = _approved(allowed, header.artifact.sha256)
+    if data.nbytes != header.artifact.size:
+        raise Refused("the artifact has another size")
+    if header.offset > data.nbytes:
+        raise Refused("an offset beyond the end of the artifact")
+    call.job, call.artifact, call.position = header.job_id, data, header.offset

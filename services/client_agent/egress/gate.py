@@ -1,0 +1,282 @@
+"""The one door through which everything leaves an institution.
+
+Each outgoing message is checked by type against the allow-list (client_agent.egress.rules), the policy and what its
+job may send, before it is serialised, and becomes one record of the ledger, passed or refused. The gate stops
+mistakes and greedy servers, not hostile code in its own process.
+"""
+
+import asyncio
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import DTypeLike
+
+from client_agent.egress import content, flow
+from client_agent.egress.content import Allowed, Content
+from client_agent.egress.flow import Flow
+from client_agent.egress.policy import EgressPolicy, Purpose
+from client_agent.egress.rules import Refused, check_form, find_rule
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity, Role
+from veilfed.ledger import Head, Ledger, Record, SignedHead, receipts_path
+from veilfed.v1.aggregator_pb2 import LedgerHead, Receipt, WorkRequest
+from veilfed.v1.tensor_pb2 import Artifact
+from veilfed.wire import tensors
+
+__all__ = ["Destination", "EgressGate"]
+
+# Records of these purposes reach the disk before their message leaves: the aggregator may countersign the head.
+_DURABLE = frozenset({Purpose.UPDATE, Purpose.EVALUATION, Purpose.EMBED})
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A server, and whether it is of the institution's own zone (its channel trusts the zone's root alone)."""
+
+    server: Identity
+    own_zone: bool = False
+
+
+@dataclass
+class _Spent:
+    """What has left so far: kept in the ledger, and counted again from it at each start."""
+
+    job_bytes: Counter[str] = field(default_factory=Counter)
+    bytes_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    inputs: int = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        if record.get("kind") != "message" or record.get("decision") != "passed":
+            return
+        self.bytes_out[record["destination"], record["purpose"]] += record["bytes"]
+        self.inputs += record.get("inputs", 0)
+        if record.get("job"):
+            self.job_bytes[record["job"]] += record["bytes"]
+
+
+class EgressGate:
+    """Checks and records what one institution sends. Safe to use from several threads."""
+
+    def __init__(
+        self, policy: EgressPolicy, identity: Identity, ledger: Path, aggregator: Identity, bundle_pem: bytes
+    ) -> None:
+        """Opens the ledger and the file of receipts beside it, and records the policy in force.
+
+        `identity` is the institution's own; `aggregator` is the only one that may be talked to, whose receipts must
+        be signed with a certificate under the roots `bundle_pem`. Raises VeilfedError(LEDGER_BROKEN), or
+        FILE_UNUSABLE also when another process has the ledger open.
+        """
+        self.policy = policy
+        self.identity = identity
+        self.aggregator = aggregator
+        self._bundle = bundle_pem
+        self._spent = _Spent()
+        self._allowed: dict[str, Allowed] = {}
+        self._lock = threading.RLock()
+        self._ledger = Ledger.open(ledger, self._spent.add)
+        try:
+            self._receipts = Ledger.open(receipts_path(ledger))
+            start = {"kind": "start", "identity": str(identity), "policy": policy.model_dump(mode="json")}
+            self._ledger.append(start)
+            if policy.raw_data_to_other_zone:
+                self._ledger.append({"kind": "override", "text": "raw data may go to an oracle of another zone"})
+            self._ledger.sync()
+        except BaseException:
+            self._ledger.close()
+            raise
+
+    @property
+    def head(self) -> Head:
+        return self._ledger.head
+
+    @property
+    def bytes_out(self) -> dict[tuple[str, str], int]:
+        """Bytes passed so far by (destination, purpose), over all runs of the agent."""
+        with self._lock:
+            return dict(self._spent.bytes_out)
+
+    @property
+    def inputs_sent(self) -> int:
+        """Raw inputs passed to oracles so far, over all runs of the agent."""
+        return self._spent.inputs
+
+    def interceptors(self, server: Identity, *, own_zone: bool = False) -> list[grpc.aio.ClientInterceptor]:
+        """The interceptors of a channel to `server`. They must be the last of the channel's list.
+
+        `own_zone` says that the channel trusts the institution's own zone root alone. In a stream, a refused message
+        cancels the call, and reading its responses raises the refusal; `check` tells before.
+        """
+        return flow.interceptors(self, self._destination(server, own_zone))
+
+    def _destination(self, server: Identity, own_zone: bool) -> Destination:
+        if own_zone and server.institution != self.identity.institution:
+            raise VeilfedError(Code.POLICY_DENIED, f"{server} is not of the zone of {self.identity.institution}")
+        if server.role is Role.AGGREGATOR and server != self.aggregator:
+            raise VeilfedError(Code.POLICY_DENIED, f"{server} is not the aggregator of the configuration")
+        return Destination(server, own_zone)
+
+    def expect(self, job: str, arrays: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
+        """A consented job may send updates of exactly these tensors: name -> (shape, dtype).
+
+        Without any, it may send evaluations alone. Jobs that are not expected may send refusals alone.
+        """
+        shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
+        with self._lock:
+            artifacts = self._allowed[job].artifacts if job in self._allowed else {}
+            self._allowed[job] = Allowed(shapes, artifacts)
+
+    def forget(self, job: str) -> None:
+        """The job has ended or its consent was taken back: nothing may leave for it any more."""
+        with self._lock:
+            self._allowed.pop(job, None)
+
+    def approve_artifact(self, job: str, data: bytes) -> Artifact:
+        """Checks an update that is too long for a message; only its exact bytes may then be pushed.
+
+        `data` is a serialised TensorMap in canonical form. They are kept until `forget`. Raises
+        VeilfedError(POLICY_DENIED).
+        """
+        artifact = Artifact(sha256=tensors.digest(data), size=len(data))
+        try:
+            with self._lock:
+                content.check_artifact(self._allowed.get(job), data, self.policy)
+                self._allowed[job].artifacts = {artifact.sha256: memoryview(data)}
+        except Refused as refused:
+            record = {"kind": "artifact", "job": job, "bytes": len(data), "digest": artifact.sha256}
+            self._ledger.append({**record, "decision": "refused", "reason": str(refused)})
+            raise VeilfedError(Code.POLICY_DENIED, f"the artifact for job {job}: {refused}") from None
+        return artifact
+
+    def check(self, server: Identity, method: str, message: Message, *, own_zone: bool = False) -> None:
+        """Tells whether a message would pass, and records it if not. Raises VeilfedError(POLICY_DENIED)."""
+        call = Flow(self._destination(server, own_zone), method)
+        with self._lock:
+            record, refusal = self._examine(call, message)
+            if refusal is not None:
+                raise self._refuse(record, refusal)
+
+    async def admit(self, call: Flow, message: Message) -> Message:
+        """Checks and records one message of a call; returns the private copy of it that is sent.
+
+        An update gets the ledger's head before its own record. Raises VeilfedError: POLICY_DENIED, or FILE_UNUSABLE
+        when it cannot be recorded; then it does not leave either.
+        """
+        # What was checked must be what is sent, even if the caller changes the message meanwhile.
+        copy = type(message)()
+        copy.CopyFrom(message)
+        with self._lock:
+            if isinstance(copy, WorkRequest) and copy.HasField("update"):
+                head = self._ledger.head
+                copy.update.ledger_head.CopyFrom(LedgerHead(records=head.records, sha256=head.sha256))
+            record, refusal = self._examine(call, copy)
+            if refusal is not None:
+                raise self._refuse(record, refusal)
+            self._ledger.append({**record, "decision": "passed"})
+            self._spent.add({**record, "decision": "passed"})
+        if record["purpose"] in _DURABLE:
+            await asyncio.to_thread(self._ledger.sync)
+        return copy
+
+    def _refuse(self, record: Record, refused: Refused) -> VeilfedError:
+        self._ledger.append({**record, "decision": "refused", "reason": str(refused)})
+        return VeilfedError(
+            Code.POLICY_DENIED, f"a message to {record['destination']} by {record['method']} does not leave: {refused}"
+        )
+
+    def _examine(self, call: Flow, message: Message) -> tuple[Record, Refused | None]:
+        """The record of a message, and why it may not leave (None if it may)."""
+        data = message.SerializeToString(deterministic=True)
+        record: Record = {
+            "kind": "message",
+            "purpose": "unlisted",
+            "destination": str(call.destination.server),
+            "own_zone": call.destination.own_zone,
+            "method": call.method[:200],
+            "type": message.DESCRIPTOR.full_name,
+            "bytes": len(data),
+            "digest": hashlib.sha256(data).hexdigest(),
+        }
+        try:
+            rule = find_rule(call.method, message)
+            record["purpose"] = rule.purpose.value
+            found = content.describe(call, message)
+            record |= found.fields()
+            if rule.role is not call.destination.server.role:
+                raise Refused(f"it may go to the {rule.role.value} only")
+            check_form(rule, message)
+            self._check_policy(call, rule.purpose, found)
+            self._check_budgets(found, len(data))
+            content.check(call, message, self._allowed.get(found.job), self.policy, self.identity)
+        except Refused as refused:
+            return record, refused
+        return record, None
+
+    def _check_policy(self, call: Flow, purpose: Purpose, found: Content) -> None:
+        if purpose not in self.policy.purposes:
+            raise Refused(f"the policy does not list the purpose {purpose.value}")
+        if call.metadata:
+            raise Refused("the call has metadata")
+        if call.destination.server.federation != self.identity.federation:
+            raise Refused("the server is of another federation")
+        if found.inputs and not (call.destination.own_zone or self.policy.raw_data_to_other_zone):
+            raise Refused("raw data may go to an oracle of the own zone only")
+
+    def _check_budgets(self, found: Content, size: int) -> None:
+        limit = self.policy.max_bytes_per_job
+        if found.job and limit is not None and self._spent.job_bytes[found.job] + size > limit:
+            raise Refused(f"more than the {limit} bytes that one job may send")
+        limit = self.policy.max_embeddings
+        if limit is not None and self._spent.inputs + found.inputs > limit:
+            raise Refused(f"more than the {limit} inputs that may be sent to oracles")
+
+    def record_receipt(self, receipt: Receipt) -> None:
+        """Keeps a countersigned head, beside the ledger and in it; waits for the disk: call it off the event loop.
+
+        Raises VeilfedError(PROTOCOL_VIOLATION) when the signature is not the aggregator's or the head is not this
+        ledger's past; that is recorded too.
+        """
+        head = Head(receipt.ledger_head.records, receipt.ledger_head.sha256)
+        signed = SignedHead(
+            str(self.identity), receipt.job_id, receipt.round, head, receipt.signature, receipt.certificate_pem
+        )
+        try:
+            if head.records > self._ledger.head.records:
+                raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger has no record {head.records}")
+            signer = signed.check(self._bundle, datetime.now(UTC))
+            if signer != self.aggregator:
+                raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: signed by {signer}, not by {self.aggregator}")
+        except VeilfedError as error:
+            self._ledger.append({"kind": "receipt_refused", "job": signed.job_id[:128], "reason": error.message})
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, error.message) from None
+        self._ledger.sync()
+        # First beside, then in the ledger: a receipt in the ledger without its copy means that the copy was cut.
+        self._receipts.append(signed.fields())
+        self._receipts.sync()
+        self._ledger.append(signed.fields())
+
+    def note(self, kind: str, text: str) -> None:
+        """Records an event that is no message, such as an approval; nothing private."""
+        self._ledger.append({"kind": "note", "note": kind, "text": text})
+
+    def close(self) -> None:
+        """Lets go of the ledger. Nothing can leave afterwards."""
+        self._ledger.close()
+        self._receipts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

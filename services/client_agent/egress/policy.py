@@ -1,0 +1,58 @@
+"""What an institution lets out: the section `policy` of the agent's configuration."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from veilfed.config import Strict
+from veilfed.errors import Code, VeilfedError
+
+__all__ = ["ACTIVITIES", "EgressPolicy", "Purpose"]
+
+# What a heartbeat may say. A closed list, so that it cannot carry anything else.
+ACTIVITIES = frozenset(
+    {"", "idle", "waiting", "waiting for consent", "embedding", "training", "evaluating", "sending", "stopping"}
+)
+
+
+class Purpose(StrEnum):
+    """Why a message leaves."""
+
+    JOIN = "join"
+    HEARTBEAT = "heartbeat"
+    REFUSAL = "refusal"
+    UPDATE = "update"
+    EVALUATION = "evaluation"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+    DESCRIBE = "describe"
+    EMBED = "embed"
+
+
+class EgressPolicy(Strict):
+    """The institution's own rules. Jobs and servers cannot change them."""
+
+    consent: Literal["ask", "allow"] = Field(
+        "ask", description="ask: each job needs `veilfed agent approve`; allow: jobs of the listed strategies run"
+    )
+    strategies: list[str] = Field(["fedot"], description="jobs of other strategies are refused, approved or not")
+    purposes: list[Purpose] = Field(list(Purpose), description="messages of other purposes are refused")
+    min_evaluation_samples: int = Field(20, ge=1, description="a count over fewer samples is not given out")
+    max_tensor_elements: int = Field(50_000_000, ge=1, description="of all tensors of one update together")
+    max_bytes_per_job: int | None = Field(None, ge=1, description="all that may leave for one job; no limit if absent")
+    max_embeddings: int | None = Field(None, ge=1, description="raw inputs ever sent to oracles; no limit if absent")
+    raw_data_to_other_zone: bool = Field(
+        False, description="lets raw data out to an oracle that is not of the institution's own zone"
+    )
+
+    def check_job(self, strategy: str, approved: bool) -> None:
+        """Raises VeilfedError: POLICY_DENIED for a strategy that is not listed, CONSENT_MISSING without approval."""
+        if strategy not in self.strategies:
+            raise VeilfedError(Code.POLICY_DENIED, f"jobs of strategy {strategy!r} are not allowed here")
+        if self.consent == "ask" and not approved:
+            raise VeilfedError(Code.CONSENT_MISSING, "this institution approves each job, and has not approved this")
+
+    def releases_count(self, samples: int) -> bool:
+        """Whether right answers over so many samples may be given out."""
+        return samples >= self.min_evaluation_samples and Purpose.EVALUATION in self.purposes
