@@ -1,4 +1,5 @@
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +21,10 @@ def test_an_error_crosses_processes_whole() -> None:
     error = VeilfedError(Code.DATA_INVALID, "row 3 has no label", "Add a label.")
     back = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     assert (back.code, back.message, back.hint) == (error.code, error.message, error.hint)
+
+
+def test_the_reference_page_lists_the_catalogue_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "errors.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    listed = {row[0].strip("|` "): (int(row[1]), row[2].strip("`"), row[4].removesuffix(" |")) for row in rows}
+    assert listed == {code.name: (code.exit_code, code.status.name, code.hint) for code in Code}
