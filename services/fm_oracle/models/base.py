@@ -1,0 +1,121 @@
+"""What every foundation model offers to the oracle, and the parts that transformers share."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from veilfed.errors import Code, VeilfedError
+from veilfed.packages import PackageFile, locate
+
+__all__ = ["Attention", "Card", "Model", "empty", "freeze", "read_file", "version_of"]
+
+Input = TypeVar("Input", str, bytes)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What may be known of a model: nothing of its weights."""
+
+    name: str
+    version: str  # SHA-256 over weights and preprocessing: equal versions give interchangeable embeddings
+    modality: Literal["text", "image"]
+    dimension: int  # d, the length of an embedding
+    blocks: int  # transformer blocks that are computed
+    max_tokens: int
+    image_size: int  # side in pixels, 0 for text
+
+
+class Model(ABC, Generic[Input]):
+    """A frozen foundation model. `Input` is str for text and bytes (an encoded image) for images."""
+
+    files: ClassVar[Sequence[PackageFile]]
+    card: Card
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads the model from the packages folder. Raises VeilfedError(MODEL_MISSING or STATE_CORRUPT)."""
+
+    @abstractmethod
+    def prepare(self, inputs: Sequence[Input]) -> list[NDArray[Any]]:
+        """One array per input: token numbers or pixels. Called from threads, several at a time.
+
+        Raises VeilfedError(INPUT_INVALID) that names the position of a bad input, never its content.
+        """
+
+    @abstractmethod
+    def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+        """The embeddings [n, d] of prepared inputs, in their order. Called from one thread."""
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over [n, t, d], with one matrix for queries, keys and values (in this order)."""
+
+    def __init__(self, dimension: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dimension, 3 * dimension)
+        self.out = nn.Linear(dimension, dimension)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` is broadcast to [n, heads, t, t]: False where a token must not be looked at."""
+        n, tokens, dimension = x.shape
+        q, k, v = self.qkv(x).view(n, tokens, 3, self.heads, dimension // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(n, tokens, dimension))
+        return out
+
+
+def read_file(file: PackageFile, folder: Path) -> bytes:
+    """The bytes of a model's file, checked against its known digest.
+
+    Raises VeilfedError(MODEL_MISSING), or STATE_CORRUPT when the file is not the one that was published.
+    """
+    try:
+        data = locate(file, folder).read_bytes()
+    except VeilfedError as error:
+        if error.code is not Code.DATA_MISSING:
+            raise
+        raise VeilfedError(Code.MODEL_MISSING, f"{file.member} of {file.package} is not in {folder}") from None
+    except OSError as error:
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{file.member} of {file.package}: {error.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise VeilfedError(
+            Code.STATE_CORRUPT,
+            f"{file.member} of {file.package} in {folder} is not the published file",
+            "Remove it and run `veilfed oracle fetch`.",
+        )
+    return data
+
+
+def version_of(files: Sequence[PackageFile], parameters: Mapping[str, object]) -> str:
+    """SHA-256 over the digests of the files (weights, vocabulary) and all parameters of preprocessing and pooling."""
+    document = {"files": sorted(file.sha256 for file in files), "parameters": dict(parameters)}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def freeze(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Puts weights into a module for inference. Raises VeilfedError(STATE_CORRUPT) when they do not fit."""
+    try:
+        module.load_state_dict(weights, assign=True)
+    except RuntimeError:
+        raise VeilfedError(
+            Code.STATE_CORRUPT, "the model's weights do not have the expected names and shapes"
+        ) from None
+    module.eval().requires_grad_(requires_grad=False)
+
+
+def empty(make: type[nn.Module]) -> Any:
+    """A module without memory for its parameters, to be filled by `freeze`."""
+    with torch.device("meta"):
+        return make()
