@@ -250,8 +250,9 @@ class EgressGate:
             str(self.identity), receipt.job_id, receipt.round, head, receipt.signature, receipt.certificate_pem
         )
         try:
-            if head.records > self._ledger.head.records:
-                raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger has no record {head.records}")
+            # Else a false head, once it were kept, would make a sound ledger look broken.
+            if not self._ledger.holds(head):
+                raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger never stood at that head")
             signer = signed.check(self._bundle, datetime.now(UTC))
             if signer != self.aggregator:
                 raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: signed by {signer}, not by {self.aggregator}")

@@ -27,6 +27,9 @@ Record = dict[str, Any]
 # The longest line. A record holds names, counts and digests, and in a receipt a certificate chain.
 MAX_RECORD_BYTES = 64 * 1024
 
+# So many of the last heads are remembered; `holds` reads the file for those before.
+RECENT = 4096
+
 RESERVED = frozenset({"seq", "time", "previous", "sha256"})
 
 
@@ -114,6 +117,7 @@ class Ledger:
         self._descriptor = descriptor
         self._head = head
         self._size = size
+        self._recent: dict[int, str] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -185,6 +189,8 @@ class Ledger:
                 raise VeilfedError(Code.INPUT_INVALID, f"a record of {len(line)} bytes; at most {MAX_RECORD_BYTES}")
             self._write(line)
             self._head = Head(self._head.records + 1, sha256)
+            self._recent[self._head.records] = sha256
+            self._recent.pop(self._head.records - RECENT, None)
             return self._head
 
     def _write(self, line: bytes) -> None:
@@ -196,6 +202,16 @@ class Ledger:
             os.ftruncate(self._descriptor, self._size)
             raise VeilfedError(Code.FILE_UNUSABLE, f"{self._path}: {error.strerror}") from None
         self._size += len(line)
+
+    def holds(self, head: Head) -> bool:
+        """Whether the ledger stands at `head` or once did. May read the file: call it off the event loop."""
+        if head.records > self._head.records:
+            return False
+        if head.records == 0:
+            return head == EMPTY
+        if head.records in self._recent:
+            return self._recent[head.records] == head.sha256
+        return any(record["seq"] == head.records and record["sha256"] == head.sha256 for record in read(self._path))
 
     def sync(self) -> None:
         """Waits until the disk has every record. Call it off the event loop."""
