@@ -299,6 +299,23 @@ def flow_to_work(bench: Bench) -> Any:
     )
 
 
+def test_bytes_instead_of_a_message_are_refused(tmp_path: Path, signer: Countersigner) -> None:
+    async def scenario(bench: Bench) -> None:
+        call: Any = bench.channel().unary_unary(COORDINATOR + "Join", None, None)
+        with denied("it is not a message"):
+            await call(TEXT.encode())
+        assert bench.server.got == []
+
+    assert [record["type"] for record in run(tmp_path, signer, scenario)] == ["bytes"]
+
+
+def test_a_ledger_is_of_one_identity(tmp_path: Path, signer: Countersigner) -> None:
+    other = Identity.parse("spiffe://test.veilfed/agent/south/main")
+    EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, signer.bundle).close()
+    with denied("the ledger of spiffe://test.veilfed/agent/north/main", Code.FILE_UNUSABLE):
+        EgressGate(EgressPolicy(), other, tmp_path / "ledger", AGGREGATOR, signer.bundle)
+
+
 def test_an_update_carries_the_head_before_it(tmp_path: Path, signer: Countersigner) -> None:
     async def scenario(bench: Bench) -> None:
         bench.gate.expect(JOB, SHAPES)

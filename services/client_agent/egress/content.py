@@ -187,8 +187,8 @@ def _check_evaluations(evaluations: Sequence[Evaluation], policy: EgressPolicy) 
             )
 
 
-def check_artifact(allowed: Allowed | None, data: bytes, policy: EgressPolicy) -> None:
-    """Raises Refused unless `data` is the canonical form of exactly the tensors that the job says."""
+def check_artifact(allowed: Allowed | None, data: bytes, policy: EgressPolicy) -> Allowed:
+    """Raises Refused unless `data` is the canonical form of exactly the tensors that the job says; returns those."""
     allowed = _consented(allowed)
     try:
         arrays = tensors.parse_map(data)
@@ -198,6 +198,7 @@ def check_artifact(allowed: Allowed | None, data: bytes, policy: EgressPolicy) -
     # Another encoding of the same tensors could carry more than they do.
     if tensors.map_bytes(arrays) != data:
         raise Refused("the bytes are not in canonical form")
+    return allowed
 
 
 def _check_push(call: Flow, message: PushRequest, allowed: Allowed | None) -> None:

@@ -54,8 +54,13 @@ class _Spent:
     job_bytes: Counter[str] = field(default_factory=Counter)
     bytes_out: Counter[tuple[str, str]] = field(default_factory=Counter)
     inputs: int = 0
+    # Whose ledger it is.
+    identity: str | None = None
 
     def add(self, record: Mapping[str, Any]) -> None:
+        """One more record of the ledger."""
+        if record.get("kind") == "start":
+            self.identity = record["identity"]
         if record.get("kind") != "message" or record.get("decision") != "passed":
             return
         self.bytes_out[record["destination"], record["purpose"]] += record["bytes"]
@@ -85,6 +90,10 @@ class EgressGate:
         self._lock = threading.RLock()
         self._ledger = Ledger.open(ledger, self._spent.add)
         try:
+            if self._spent.identity not in {None, str(identity)}:
+                raise VeilfedError(
+                    Code.FILE_UNUSABLE, f"{ledger}: the ledger of {self._spent.identity}", "Name another file."
+                )
             self._receipts = Ledger.open(receipts_path(ledger))
             start = {"kind": "start", "identity": str(identity), "policy": policy.model_dump(mode="json")}
             self._ledger.append(start)
@@ -132,8 +141,8 @@ class EgressGate:
         """
         shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
         with self._lock:
-            artifacts = self._allowed[job].artifacts if job in self._allowed else {}
-            self._allowed[job] = Allowed(shapes, artifacts)
+            if job not in self._allowed or self._allowed[job].shapes != shapes:
+                self._allowed[job] = Allowed(shapes)
 
     def forget(self, job: str) -> None:
         """The job has ended or its consent was taken back: nothing may leave for it any more."""
@@ -148,9 +157,9 @@ class EgressGate:
         """
         artifact = Artifact(sha256=tensors.digest(data), size=len(data))
         try:
-            with self._lock:
-                content.check_artifact(self._allowed.get(job), data, self.policy)
-                self._allowed[job].artifacts = {artifact.sha256: memoryview(data)}
+            # Outside the lock: it takes long, and messages need not wait for it.
+            allowed = content.check_artifact(self._allowed.get(job), data, self.policy)
+            allowed.artifacts = {artifact.sha256: memoryview(data)}
         except Refused as refused:
             record = {"kind": "artifact", "job": job, "bytes": len(data), "digest": artifact.sha256}
             self._ledger.append({**record, "decision": "refused", "reason": str(refused)})
@@ -171,6 +180,8 @@ class EgressGate:
         An update gets the ledger's head before its own record. Raises VeilfedError: POLICY_DENIED, or FILE_UNUSABLE
         when it cannot be recorded; then it does not leave either.
         """
+        if not isinstance(message, Message):
+            raise self._refuse(_envelope(call, type(message).__name__, b""), Refused("it is not a message"))
         # What was checked must be what is sent, even if the caller changes the message meanwhile.
         copy = type(message)()
         copy.CopyFrom(message)
@@ -196,16 +207,7 @@ class EgressGate:
     def _examine(self, call: Flow, message: Message) -> tuple[Record, Refused | None]:
         """The record of a message, and why it may not leave (None if it may)."""
         data = message.SerializeToString(deterministic=True)
-        record: Record = {
-            "kind": "message",
-            "purpose": "unlisted",
-            "destination": str(call.destination.server),
-            "own_zone": call.destination.own_zone,
-            "method": call.method[:200],
-            "type": message.DESCRIPTOR.full_name,
-            "bytes": len(data),
-            "digest": hashlib.sha256(data).hexdigest(),
-        }
+        record = _envelope(call, message.DESCRIPTOR.full_name, data)
         try:
             rule = find_rule(call.method, message)
             record["purpose"] = rule.purpose.value
@@ -281,3 +283,17 @@ class EgressGate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _envelope(call: Flow, kind: str, data: bytes) -> Record:
+    """The part of a message's record that every message has."""
+    return {
+        "kind": "message",
+        "purpose": "unlisted",
+        "destination": str(call.destination.server),
+        "own_zone": call.destination.own_zone,
+        "method": call.method[:200],
+        "type": kind,
+        "bytes": len(data),
+        "digest": hashlib.sha256(data).hexdigest(),
+    }

@@ -199,9 +199,17 @@ class Ledger:
             if written != len(line):
                 raise OSError(0, "no space for a whole record")
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size)
+            self._take_back()
             raise VeilfedError(Code.FILE_UNUSABLE, f"{self._path}: {error.strerror}") from None
         self._size += len(line)
+
+    def _take_back(self) -> None:
+        """Cuts a half-written line; where even that fails, nothing more is written after it."""
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def holds(self, head: Head) -> bool:
         """Whether the ledger stands at `head` or once did. May read the file: call it off the event loop."""
