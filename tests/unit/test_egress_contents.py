@@ -1,5 +1,7 @@
 """What the egress gate lets out of an update, a join, an upload, and within which budgets."""
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.support.egress_bench import (
     texts,
     update,
 )
+from veilfed.config import parse_yaml, validate
 from veilfed.errors import Code
 from veilfed.v1.aggregator_pb2 import (
     Evaluation,
@@ -239,3 +242,10 @@ def test_consent() -> None:
     allows.check_job("fedot", approved=False)
     with denied("strategy 'other' are not allowed"):
         allows.check_job("other", approved=True)
+
+
+def test_the_documented_policy_is_the_default() -> None:
+    text = (Path(__file__).parents[2] / "docs/explanation/egress.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\npolicy:\n(.*?)```", text, re.DOTALL)
+    assert validate(EgressPolicy, textwrap.dedent(block), "egress.md") == EgressPolicy()
+    assert set(parse_yaml(textwrap.dedent(block), "egress.md")) == set(EgressPolicy.model_fields)
