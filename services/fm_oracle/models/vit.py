@@ -37,7 +37,7 @@ PATCH = 14
 IMAGE_SIZE = 112  # 8 x 8 patches and the class token: 65 tokens
 TRAINED_GRID = 37  # patches a side when the positions were learned (518 px)
 NORM_EPSILON = 1e-6
-MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet, RGB, of values in [0, 1]
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, RGB, of values in [0, 1]
 PASS = 32  # images of one pass: bounds memory, larger is not faster on a CPU
 
 
@@ -159,6 +159,12 @@ def _weights(data: bytes) -> dict[str, Tensor]:
     return weights
 
 
+def normalise(pixels: Tensor) -> Tensor:
+    """uint8 [n, h, w, 3] -> float32 [n, 3, h, w], as the model was trained."""
+    scaled = (pixels.float() / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+    return scaled.permute(0, 3, 1, 2).contiguous()
+
+
 class ViT(Model[bytes]):
     """Encoded images -> class token after block 11, not normalised."""
 
@@ -192,9 +198,7 @@ class ViT(Model[bytes]):
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         out = np.empty((len(prepared), DIMENSION), dtype=np.float32)
         for start in range(0, len(prepared), PASS):
-            pixels = np.stack(prepared[start : start + PASS]).astype(np.float32) / np.float32(255)
-            pixels = (pixels - np.array(MEAN, dtype=np.float32)) / np.array(DEVIATION, dtype=np.float32)
+            pixels = np.stack(prepared[start : start + PASS])
             with torch.inference_mode():
-                planes = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-                out[start : start + PASS] = self.transformer(planes).numpy()
+                out[start : start + PASS] = self.transformer(normalise(torch.from_numpy(pixels))).numpy()
         return out

@@ -1,0 +1,62 @@
+"""The oracle's configuration file."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fm_oracle.models import registry
+from veilfed.config import Strict
+from veilfed.identity.material import TlsFiles
+from veilfed.packages import default_folder
+
+__all__ = ["OracleConfig"]
+
+Quota = Annotated[int, Field(ge=0)]
+
+
+class OracleConfig(Strict):
+    """`veilfed oracle serve --config FILE`."""
+
+    identity: TlsFiles
+    # Address and port; port 0 takes a free one.
+    listen: str
+    # "minilm" (text), "vit" (images), or one that another package adds by the entry points `veilfed.models`.
+    model: str
+    # Where `veilfed oracle fetch` put the model; by default veilfed.packages.default_folder().
+    folder: Path | None = None
+    # Folder for what must survive a restart: the counts of released embeddings.
+    state: Path
+    # Embeddings that each institution may ask for in all; no limit by default.
+    quota: Quota | None = None
+    # The same for single institutions.
+    quotas: dict[str, Quota] = Field(default_factory=dict)
+    # Embeddings per second of each institution in the long run; no limit by default.
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    # Embeddings that may be asked for at once after a pause.
+    burst: int = Field(default=256, ge=1)
+    # How long a request is held back to keep the rate, before it is refused.
+    rate_wait_seconds: float = Field(default=30.0, ge=0, le=3600)
+    # Most inputs of one request, and of one pass of the model over requests of several clients.
+    max_batch: int = Field(default=64, ge=1, le=1024)
+    # How long the model waits for more inputs when fewer than max_batch are there.
+    batch_wait_ms: float = Field(default=2.0, ge=0, le=1000)
+    # Requests of one stream that are worked on at a time; the next is read when one is answered.
+    read_ahead: int = Field(default=4, ge=1, le=64)
+    # Streams of one institution at a time.
+    max_streams: int = Field(default=16, ge=1, le=1024)
+    # Threads of the model's arithmetic.
+    threads: int = Field(default=1, ge=1, le=256)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.model not in registry.names():
+            raise ValueError(f"model: installed are {', '.join(registry.names())}")
+        if self.burst < self.max_batch:
+            raise ValueError("burst: must be at least max_batch, or a full request could never pass")
+        return self
+
+    @property
+    def packages(self) -> Path:
+        return self.folder or default_folder()

@@ -1,0 +1,57 @@
+"""Puts the oracle together and runs it."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fm_oracle.config import OracleConfig
+from fm_oracle.embed.batcher import Batcher
+from fm_oracle.gate import Limits, ReleaseGate
+from fm_oracle.models import registry
+from fm_oracle.servicer import OracleService, StreamLimits
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.material import Credentials, load_credentials
+from veilfed.identity.names import Role
+from veilfed.logs import get_logger
+from veilfed.rpc.server import create_server, run_server
+from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
+
+__all__ = ["limits", "serve"]
+
+log = get_logger("oracle.server")
+
+PREPARERS = 2  # threads of tokenisers and image decoders, which work outside Python's lock
+
+
+def limits(config: OracleConfig) -> Limits:
+    return Limits(config.quota, config.quotas, config.rate, config.burst, config.rate_wait_seconds)
+
+
+def _credentials(config: OracleConfig) -> Credentials:
+    credentials = load_credentials(config.identity)
+    if credentials.identity.role is not Role.ORACLE:
+        raise VeilfedError(Code.IDENTITY_INVALID, f"{credentials.identity} is not the identity of an oracle")
+    return credentials
+
+
+async def serve(config: OracleConfig) -> None:
+    """Serves until SIGTERM. Raises VeilfedError when the oracle cannot start."""
+    credentials = _credentials(config)
+    torch.set_num_threads(config.threads)
+    model = await asyncio.to_thread(registry.load, config.model, config.packages)
+    log.info("model loaded", model=model.card.name, version=model.card.version, dimension=model.card.dimension)
+    # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it too.
+    arithmetic = ThreadPoolExecutor(1, "model", initializer=torch.set_num_threads, initargs=(config.threads,))
+    preparer = ThreadPoolExecutor(PREPARERS, "prepare")
+    with ReleaseGate(config.state, limits(config)) as gate, arithmetic, preparer:
+        batcher = Batcher(
+            model.forward, arithmetic, max_batch=config.max_batch, wait_seconds=config.batch_wait_ms / 1000
+        )
+        streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams)
+        server, port = create_server(credentials, config.listen)
+        add_OracleServicer_to_server(OracleService(model, gate, batcher, preparer, streams), server)  # type: ignore[no-untyped-call]
+        try:
+            await run_server(server, port, name="oracle")
+        finally:
+            await batcher.close()

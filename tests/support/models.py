@@ -1,0 +1,64 @@
+"""Models for tests: the published ones, and a tiny one of our own that makes every case quick."""
+
+import io
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fm_oracle.models import registry
+from fm_oracle.models.base import Card, Model
+from veilfed import packages
+from veilfed.errors import Code, VeilfedError
+
+__all__ = ["TinyModel", "png", "published"]
+
+
+def published(name: str) -> Path:
+    """The packages folder, with the files of a published model in it: downloaded once for this machine."""
+    folder = packages.default_folder()
+    packages.fetch(registry.find(name).files, folder)
+    return folder
+
+
+def png(pixels: NDArray[np.uint8], image_format: str = "PNG") -> bytes:
+    """An encoded image of [h, w], [h, w, 3] or [h, w, 4] values."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, image_format)
+    return out.getvalue()
+
+
+class TinyModel(Model[str]):
+    """A model for texts: the embedding is (length, number of the letter a). "poison" makes its pass fail.
+
+    `passes` lists the sizes of its passes. While `gate` is cleared a pass waits.
+    """
+
+    files = ()
+
+    def __init__(self) -> None:
+        self.card = Card("tiny", "0" * 64, "text", 2, 1, 8, 0)
+        self.passes: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        return cls()
+
+    def prepare(self, inputs: Sequence[str]) -> list[NDArray[Any]]:
+        if "" in inputs:
+            raise VeilfedError(Code.INPUT_INVALID, f"text {list(inputs).index('')} of the batch is empty")
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in inputs]
+
+    def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+        assert self.gate.wait(30)
+        self.passes.append(len(prepared))
+        texts = [array.tobytes() for array in prepared]
+        if b"poison" in texts:
+            raise ValueError("a pass that fails")
+        return np.array([[len(text), text.count(b"a")] for text in texts], dtype=np.float32)

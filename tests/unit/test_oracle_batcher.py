@@ -1,0 +1,126 @@
+"""Dynamic batching: order, fairness, and the failures of one client that others do not see."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fm_oracle.embed.batcher import Batcher
+from tests.support.loops import asynchronous
+from tests.support.models import TinyModel
+
+
+@asynccontextmanager
+async def running(model: TinyModel, max_batch: int = 8, wait_seconds: float = 0.0) -> AsyncIterator[Batcher]:
+    with ThreadPoolExecutor(1) as executor:
+        batcher = Batcher(model.forward, executor, max_batch=max_batch, wait_seconds=wait_seconds)
+        try:
+            yield batcher
+        finally:
+            model.gate.set()
+            await batcher.close()
+
+
+async def ask(batcher: Batcher, model: TinyModel, client: str, texts: Sequence[str]) -> NDArray[np.float32]:
+    return await batcher.embed(client, model.prepare(texts))
+
+
+async def settled() -> None:
+    """Lets every task run until it waits for something outside the loop."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@asynchronous
+async def test_each_request_gets_its_own_rows() -> None:
+    model = TinyModel()
+    async with running(model, max_batch=3) as batcher:
+        answers = await asyncio.gather(*(ask(batcher, model, f"c{n}", ["a" * n] * n) for n in range(1, 12)))
+    for n, answer in enumerate(answers, start=1):
+        assert np.array_equal(answer, np.full((n, 2), n))
+    assert max(model.passes) == 3
+
+
+@asynchronous
+async def test_clients_share_a_pass() -> None:
+    model = TinyModel()
+    async with running(model, max_batch=8, wait_seconds=5.0) as batcher:
+        # Far below the wait: a full pass starts at once.
+        await asyncio.wait_for(asyncio.gather(*(ask(batcher, model, f"c{n}", ["a"] * 2) for n in range(4))), 3)
+    assert model.passes == [8]
+
+
+@asynchronous
+async def test_a_small_request_waits_only_a_moment() -> None:
+    model = TinyModel()
+    async with running(model, wait_seconds=0.02) as batcher:
+        await asyncio.wait_for(ask(batcher, model, "c", ["a"]), 3)
+    assert model.passes == [1]
+
+
+@asynchronous
+async def test_one_with_much_does_not_hold_up_one_with_little() -> None:
+    model = TinyModel()
+    model.gate.clear()
+    async with running(model, max_batch=8) as batcher:
+        big = [asyncio.create_task(ask(batcher, model, "big", ["a"] * 8)) for _ in range(10)]
+        await settled()
+        small = asyncio.create_task(ask(batcher, model, "small", ["aa"]))
+        await settled()
+        model.gate.set()
+        await small
+        # The pass under way, and the next one in which `small` has its turn.
+        assert len(model.passes) <= 2
+        await asyncio.gather(*big)
+    assert sum(model.passes) == 81
+
+
+@asynchronous
+async def test_a_failure_reaches_the_guilty_only() -> None:
+    model = TinyModel()
+    model.gate.clear()
+    async with running(model, max_batch=16) as batcher:
+        first = asyncio.create_task(ask(batcher, model, "z", ["a"]))
+        await settled()
+        good = asyncio.create_task(ask(batcher, model, "good", ["aaa"] * 3))
+        bad = asyncio.create_task(ask(batcher, model, "bad", ["a", "poison"]))
+        await settled()
+        model.gate.set()
+        assert np.array_equal(await good, np.full((3, 2), 3))
+        with pytest.raises(ValueError, match="a pass that fails"):
+            await bad
+        await first
+        assert np.array_equal(await ask(batcher, model, "bad", ["aa"]), [[2, 2]])
+
+
+@asynchronous
+async def test_what_is_cancelled_is_not_computed() -> None:
+    model = TinyModel()
+    model.gate.clear()
+    async with running(model, max_batch=4) as batcher:
+        first = asyncio.create_task(ask(batcher, model, "one", ["a"]))
+        await settled()
+        gone = asyncio.create_task(ask(batcher, model, "two", ["a"] * 40))
+        await settled()
+        gone.cancel()
+        await settled()
+        model.gate.set()
+        await first
+        await ask(batcher, model, "one", ["a"])
+    assert sum(model.passes) == 2
+
+
+@asynchronous
+async def test_close_ends_what_waits() -> None:
+    model = TinyModel()
+    model.gate.clear()
+    async with running(model, max_batch=4) as batcher:
+        tasks = [asyncio.create_task(ask(batcher, model, "one", ["a"] * 4)) for _ in range(3)]
+        await settled()
+        await batcher.close()
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 3)
+    assert all(isinstance(error, asyncio.CancelledError) for error in done)
