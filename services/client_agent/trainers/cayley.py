@@ -1,0 +1,63 @@
+"""The Cayley transform of a batch, without ever forming the orthogonal matrix (FEDOT, CVPR 2026, design 3 and 4).
+
+    R = (X - X^T) / 2,   w_l = (I + R)(I - R)^-1 = 2 (I - R)^-1 - I
+
+so that y = w_l h = 2 z - h where (I - R) z = h: one LU factorisation of each diagonal block and one triangular solve
+with the whole batch as right-hand side. Backward, with g = dL/dy and the same factors transposed:
+
+    (I - R)^T u = 2 g,   dL/dh = u - g,   dL/dR = u z^T,   dL/dX = (dL/dR - (dL/dR)^T) / 2
+
+R is skew, so I - R is regular for every X, and w_l is orthogonal with determinant +1; X = 0 gives the identity.
+
+    rotate(X [r, m, m], h [n, r m]) -> y [n, r m]     float32 or float64, differentiable in both arguments
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["rotate"]
+
+
+class _Rotation(torch.autograd.Function):
+    """Autograd's view of `rotate`, on h in blocks: X [r, m, m], h [r, m, n] -> y [r, m, n]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor) -> Tensor:
+        skew = (x - x.mT) / 2
+        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        factors, pivots = torch.linalg.lu_factor(identity - skew)
+        z = torch.linalg.lu_solve(factors, pivots, h)
+        ctx.save_for_backward(factors, pivots, z)
+        y: Tensor = 2 * z - h
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (g,) = gradients
+        factors, pivots, z = ctx.saved_tensors
+        u = torch.linalg.lu_solve(factors, pivots, 2 * g, adjoint=True)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dr = u @ z.mT  # of rank n at most
+            dx = (dr - dr.mT) / 2
+        return dx, u - g if ctx.needs_input_grad[1] else None
+
+
+def rotate(x: Tensor, h: Tensor) -> Tensor:
+    """w_l h for each row h of a batch: X [r, m, m], h [n, r m] -> [n, r m].
+
+    w_l is block-diagonal with r orthogonal blocks of side m (r = 1: FEDOT, more: FEDOT(+B)). The first derivatives
+    are exact; there are no second ones. Raises ValueError where the shapes or dtypes do not match.
+    """
+    if x.dim() != 3 or h.dim() != 2 or x.shape[1] != x.shape[2] or h.shape[1] != x.shape[0] * x.shape[1]:
+        raise ValueError(f"X {list(x.shape)} does not transform rows of {list(h.shape)}")
+    if x.dtype != h.dtype:
+        raise ValueError(f"X is {x.dtype}, the batch is {h.dtype}")
+    n, blocks, side = h.shape[0], x.shape[0], x.shape[1]
+    columns = h.reshape(n, blocks, side).permute(1, 2, 0)
+    rotated: Tensor = _Rotation.apply(x, columns)  # type: ignore[no-untyped-call]
+    return rotated.permute(2, 0, 1).reshape(n, blocks * side)
