@@ -1,7 +1,10 @@
 """Puts the oracle together and runs it."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
 
 import torch
 
@@ -9,6 +12,7 @@ from fm_oracle.config import OracleConfig
 from fm_oracle.embed.batcher import Batcher
 from fm_oracle.gate import Limits, ReleaseGate
 from fm_oracle.models import registry
+from fm_oracle.models.base import Model
 from fm_oracle.servicer import OracleService, StreamLimits
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials, load_credentials
@@ -17,7 +21,7 @@ from veilfed.logs import get_logger
 from veilfed.rpc.server import create_server, run_server
 from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
 
-__all__ = ["limits", "serve"]
+__all__ = ["limits", "serve", "service"]
 
 log = get_logger("oracle.server")
 
@@ -35,13 +39,10 @@ def _credentials(config: OracleConfig) -> Credentials:
     return credentials
 
 
-async def serve(config: OracleConfig) -> None:
-    """Serves until SIGTERM. Raises VeilfedError when the oracle cannot start."""
-    credentials = _credentials(config)
-    torch.set_num_threads(config.threads)
-    model = await asyncio.to_thread(registry.load, config.model, config.packages)
-    log.info("model loaded", model=model.card.name, version=model.card.version, dimension=model.card.dimension)
-    # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it too.
+@asynccontextmanager
+async def service(model: Model[Any], config: OracleConfig) -> AsyncIterator[OracleService]:
+    """The service and the threads and files that it needs, for as long as the block lasts."""
+    # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it.
     arithmetic = ThreadPoolExecutor(1, "model", initializer=torch.set_num_threads, initargs=(config.threads,))
     preparer = ThreadPoolExecutor(PREPARERS, "prepare")
     with ReleaseGate(config.state, limits(config)) as gate, arithmetic, preparer:
@@ -49,9 +50,19 @@ async def serve(config: OracleConfig) -> None:
             model.forward, arithmetic, max_batch=config.max_batch, wait_seconds=config.batch_wait_ms / 1000
         )
         streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams)
-        server, port = create_server(credentials, config.listen)
-        add_OracleServicer_to_server(OracleService(model, gate, batcher, preparer, streams), server)  # type: ignore[no-untyped-call]
         try:
-            await run_server(server, port, name="oracle")
+            yield OracleService(model, gate, batcher, preparer, streams)
         finally:
             await batcher.close()
+
+
+async def serve(config: OracleConfig) -> None:
+    """Serves until SIGTERM. Raises VeilfedError when the oracle cannot start."""
+    credentials = _credentials(config)
+    torch.set_num_threads(config.threads)
+    model = await asyncio.to_thread(registry.load, config.model, config.packages)
+    log.info("model loaded", model=model.card.name, version=model.card.version, dimension=model.card.dimension)
+    async with service(model, config) as oracle:
+        server, port = create_server(credentials, config.listen)
+        add_OracleServicer_to_server(oracle, server)
+        await run_server(server, port, name="oracle")

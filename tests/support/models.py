@@ -35,14 +35,17 @@ def png(pixels: NDArray[np.uint8], image_format: str = "PNG") -> bytes:
 class TinyModel(Model[str]):
     """A model for texts: the embedding is (length, number of the letter a). "poison" makes its pass fail.
 
-    `passes` lists the sizes of its passes. While `gate` is cleared a pass waits.
+    `passes` lists the texts of its passes; `started` counts passes and `prepared` requests. While `gate` is cleared a
+    pass waits.
     """
 
     files = ()
 
     def __init__(self) -> None:
         self.card = Card("tiny", "0" * 64, "text", 2, 1, 8, 0)
-        self.passes: list[int] = []
+        self.passes: list[list[str]] = []
+        self.started = 0
+        self.prepared = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -53,12 +56,18 @@ class TinyModel(Model[str]):
     def prepare(self, inputs: Sequence[str]) -> list[NDArray[Any]]:
         if "" in inputs:
             raise VeilfedError(Code.INPUT_INVALID, f"text {list(inputs).index('')} of the batch is empty")
+        self.prepared += 1
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in inputs]
 
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+        self.started += 1
         assert self.gate.wait(30)
-        self.passes.append(len(prepared))
-        texts = [array.tobytes() for array in prepared]
-        if b"poison" in texts:
+        texts = [array.tobytes().decode() for array in prepared]
+        self.passes.append(texts)
+        if "poison" in texts:
             raise ValueError("a pass that fails")
-        return np.array([[len(text), text.count(b"a")] for text in texts], dtype=np.float32)
+        return np.array([[len(text), text.count("a")] for text in texts], dtype=np.float32)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(texts) for texts in self.passes]
