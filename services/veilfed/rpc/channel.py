@@ -1,0 +1,120 @@
+"""Connections to another party, and the translation of what goes wrong on them."""
+
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import grpc
+
+from veilfed import protocol
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.explain import faults
+from veilfed.identity.material import Credentials
+from veilfed.identity.names import Identity
+from veilfed.rpc.guard import CODE_KEY, HINT_KEY
+
+__all__ = ["open_channel", "translate", "translated"]
+
+CONNECT_SECONDS = 3.0
+
+
+def _options(server: Identity, max_message_bytes: int) -> list[tuple[str, str | int]]:
+    return [
+        # The certificate must be of this role and name, whatever the address says.
+        ("grpc.ssl_target_name_override", server.server_name),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),  # who retries what is our decision: a resent update must be the same update
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+    ]
+
+
+def open_channel(
+    credentials: Credentials,
+    address: str,
+    server: Identity,
+    *,
+    roots: bytes | None = None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+    max_message_bytes: int = protocol.MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """A channel to `server` at `address` over mutual TLS.
+
+    `roots` replaces the bundle as the only trusted roots: an institution's own zone root for its oracle.
+    """
+    secure = grpc.ssl_channel_credentials(
+        root_certificates=roots or credentials.bundle_pem,
+        private_key=credentials.key_pem,
+        certificate_chain=credentials.certificate_pem,
+    )
+    return grpc.aio.secure_channel(
+        address, secure, options=_options(server, max_message_bytes), interceptors=list(interceptors)
+    )
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _unavailable(credentials: Credentials | None, address: str, details: str) -> VeilfedError:
+    """Nobody there, a handshake refused by the other side, or by this one."""
+    if not _listens(address):
+        return VeilfedError(Code.UNREACHABLE, f"{address}: nobody answers")
+    if credentials is not None and (found := faults(credentials)):
+        return VeilfedError(Code.TLS_REFUSED, f"{address}: the handshake failed; " + "; ".join(found))
+    lowered = details.lower()
+    if "certificate" in lowered or "handshake" in lowered or "ssl" in lowered or "peer name" in lowered:
+        return VeilfedError(
+            Code.TLS_REFUSED,
+            f"{address}: the server did not prove to be the one expected, or is not TLS 1.3",
+            "Check the server's identity and the trusted roots in the configuration.",
+        )
+    if "socket closed" in lowered or "connection reset" in lowered or "broken pipe" in lowered:
+        return VeilfedError(
+            Code.TLS_REFUSED,
+            f"{address}: the connection was closed; the server may not trust this certificate, or has stopped",
+        )
+    return VeilfedError(Code.UNREACHABLE, f"{address}: no connection")
+
+
+_PLAIN = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: (Code.TIMEOUT, "no answer in time"),
+    grpc.StatusCode.CANCELLED: (Code.CANCELLED, "the call was cancelled"),
+    grpc.StatusCode.UNIMPLEMENTED: (Code.PROTOCOL_VERSION, "the server does not know this call"),
+}
+
+
+def translate(error: grpc.aio.AioRpcError, credentials: Credentials | None, address: str) -> VeilfedError:
+    """The error of the catalogue for what grpc raised. May try a plain connection to `address` to tell causes apart."""
+    metadata: Iterable[tuple[str, Any]] = cast(Any, error.trailing_metadata()) or ()
+    trailing = {key: value for key, value in metadata if isinstance(value, str)}
+    details = error.details() or ""
+    if trailing.get(CODE_KEY) in Code.__members__:
+        return VeilfedError(Code[trailing[CODE_KEY]], details, trailing.get(HINT_KEY))
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return _unavailable(credentials, address, details)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return VeilfedError(Code.MESSAGE_TOO_LARGE, f"{address}: {details}")
+    code, words = _PLAIN.get(error.code(), (Code.INTERNAL, f"the call failed with {error.code().name}"))
+    return VeilfedError(code, f"{address}: {words}")
+
+
+@contextmanager
+def translated(credentials: Credentials | None, address: str) -> Iterator[None]:
+    """Turns what grpc raises inside the block into errors of the catalogue."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise translate(error, credentials, address) from None

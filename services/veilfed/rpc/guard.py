@@ -1,0 +1,138 @@
+"""What every call passes before its handler: identity, TLS version, role; and every error after it.
+
+One chain in one place: log -> translate errors -> authenticate -> authorise -> handler.
+"""
+
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import grpc
+
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity, Role
+from veilfed.logs import get_logger
+
+__all__ = ["CODE_KEY", "HINT_KEY", "Guard", "peer"]
+
+log = get_logger("rpc.server")
+
+CODE_KEY = "veilfed-code"
+HINT_KEY = "veilfed-hint"
+
+_peer: ContextVar[Identity] = ContextVar("peer")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+def peer() -> Identity:
+    """The identity of the connection of the current call; only inside a handler."""
+    return _peer.get()
+
+
+def _authenticate(context: Context) -> Identity:
+    properties: Mapping[str, Any] = context.auth_context()
+    if properties.get("ssl_tls_version") not in ([b"TLSv1.3"], None) or "peer_spiffe_id" not in properties:
+        raise VeilfedError(Code.UNAUTHENTICATED, "the connection has no identity, or is not TLS 1.3")
+    return Identity.parse(properties["peer_spiffe_id"][0].decode())
+
+
+def _authorise(identity: Identity, method: str, roles: Mapping[str, frozenset[Role]], federation: str) -> None:
+    if identity.federation != federation:
+        raise VeilfedError(Code.UNAUTHENTICATED, f"{identity} is not of the federation {federation}")
+    if identity.role not in roles.get(method, frozenset()):
+        raise VeilfedError(Code.ROLE_DENIED, f"{identity} may not call {method}")
+
+
+async def _abort(context: Context, method: str, error: Exception) -> None:
+    """Ends the call with the error's status; anything that is not of the catalogue becomes INTERNAL, without detail."""
+    if not isinstance(error, VeilfedError):
+        log.error("unexpected error in a handler", method=method, exc_info=error)
+        error = VeilfedError(Code.INTERNAL, "a fault of the service")
+    elif error.code is Code.INTERNAL:
+        log.error("internal error", method=method, error=str(error), exc_info=error)
+    metadata = ((CODE_KEY, error.code.name), (HINT_KEY, error.hint.encode("ascii", "replace").decode()))
+    await context.abort(error.code.status, error.message, metadata)
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
+    """Lets calls through whose identity's role is listed for the method; translates errors.
+
+    Without `federation` (the enrolment service, whose callers have no certificate yet) every caller is let through.
+    """
+
+    def __init__(self, roles: Mapping[str, frozenset[Role]], federation: str | None) -> None:
+        self._roles = roles
+        self._federation = federation
+
+    def _admit(self, method: str, context: Context) -> None:
+        if self._federation is None:
+            return
+        identity = _authenticate(context)
+        _authorise(identity, method, self._roles, self._federation)
+        _peer.set(identity)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None:
+            return handler
+        if handler.response_streaming:
+            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            guarded: Any = self._streaming(method, inner)
+        else:
+            inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            make = (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            guarded = self._unary(method, inner)
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+    def _unary(self, method: str, inner: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def call(request: Any, context: Context) -> Any:
+            started = time.monotonic()
+            try:
+                self._admit(method, context)
+                return await inner(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # the boundary of the service
+                return await _abort(context, method, error)
+            finally:
+                log.debug("call", method=method, seconds=round(time.monotonic() - started, 4))
+
+        return call
+
+    def _streaming(self, method: str, inner: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            started = time.monotonic()
+            try:
+                self._admit(method, context)
+                responses = inner(request, context)
+                if inspect.isawaitable(responses):  # a handler that writes to the context itself (health's Watch)
+                    await responses
+                    return
+                async for response in responses:
+                    yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # the boundary of the service
+                await _abort(context, method, error)
+            finally:
+                log.debug("stream", method=method, seconds=round(time.monotonic() - started, 4))
+
+        return call
