@@ -156,6 +156,8 @@ class CertificateAuthority:
         INPUT_INVALID or IDENTITY_INVALID for a bad request, which leaves the token unused.
         """
         identity, public_key, endpoints = certificates.verified_request(request_pem)
+        self.check(identity)
+        certificates.subject_names(identity, endpoints)
         now = datetime.now(UTC).timestamp()
         with closing(self._tokens()) as tokens:
             # One statement, so that of two requests at once only one can win.

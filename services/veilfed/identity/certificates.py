@@ -1,6 +1,7 @@
 """X.509 certificates of identities: P-256, the identity as the only URI name, the role's extended key usage."""
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.identity.names import Identity
+from veilfed.identity.names import SERVER_ROLES, Identity
 
 __all__ = [
     "certificate_pem",
@@ -24,11 +25,16 @@ __all__ = [
     "make_request",
     "make_root",
     "sign",
+    "subject_names",
     "verified_request",
 ]
 
 # A party whose clock is a little behind must not refuse a certificate that was just made.
 CLOCK_SKEW = timedelta(minutes=5)
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+# Lower case, no wildcard, no dot at the end: one spelling per name, so that a comparison of texts is enough.
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
@@ -77,15 +83,20 @@ def identity_of(certificate: x509.Certificate, where: str = "certificate") -> Id
     return Identity.parse(uris[0])
 
 
-def _endpoint(text: str) -> x509.GeneralName:
+def _endpoint(text: str, federation: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(text)
-    except ValueError:
-        raise VeilfedError(Code.INPUT_INVALID, f"endpoint {text!r} is neither an IP address nor a DNS name") from None
+    if not _HOST.fullmatch(text):
+        raise VeilfedError(
+            Code.INPUT_INVALID, f"endpoint {text!r} is neither an IP address nor a DNS name in lower case"
+        )
+    # Clients know a server by its name below <role>.<federation>: as an endpoint it would let its holder pass for
+    # another server.
+    if any(f".{text}".endswith(f".{role}.{federation}") for role in SERVER_ROLES):
+        raise VeilfedError(Code.INPUT_INVALID, f"endpoint {text!r} is a name that stands for an identity")
+    return x509.DNSName(text)
 
 
 def _subject(identity: Identity) -> x509.Name:
@@ -98,14 +109,17 @@ def _subject(identity: Identity) -> x509.Name:
     )
 
 
-def _names(identity: Identity, endpoints: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Servers carry their DNS name and endpoints. Clients carry none, so that none can pass as a server."""
+def subject_names(identity: Identity, endpoints: Sequence[str]) -> x509.SubjectAlternativeName:
+    """Servers carry their DNS name and endpoints. Clients carry none, so that none can pass as a server.
+
+    Raises VeilfedError(INPUT_INVALID) for an endpoint that this identity cannot have.
+    """
     uri = x509.UniformResourceIdentifier(str(identity))
     if not identity.is_server:
         if endpoints:
             raise VeilfedError(Code.INPUT_INVALID, f"{identity} is not a server and can have no endpoints")
         return x509.SubjectAlternativeName([uri])
-    names = [x509.DNSName(identity.server_name), *(_endpoint(endpoint) for endpoint in endpoints)]
+    names = [x509.DNSName(identity.server_name), *(_endpoint(text, identity.federation) for text in endpoints)]
     return x509.SubjectAlternativeName([uri, *names])
 
 
@@ -168,7 +182,7 @@ def sign(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(ca=False), critical=True)
         .add_extension(_usages(identity), critical=False)
-        .add_extension(_names(identity, endpoints), critical=False)
+        .add_extension(subject_names(identity, endpoints), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key.public_key()), critical=False)
         .sign(root_key, hashes.SHA256())
@@ -178,7 +192,7 @@ def sign(
 def make_request(key: ec.EllipticCurvePrivateKey, identity: Identity, endpoints: Sequence[str] = ()) -> bytes:
     """A certificate signing request, PEM."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(identity))
-    builder = builder.add_extension(_names(identity, endpoints), critical=False)
+    builder = builder.add_extension(subject_names(identity, endpoints), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
@@ -192,7 +206,14 @@ def verified_request(pem: bytes) -> tuple[Identity, ec.EllipticCurvePublicKey, l
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         valid = request.is_signature_valid
         key = request.public_key()
-    except (ValueError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
+    except (
+        ValueError,
+        x509.DuplicateExtension,
+        x509.ExtensionNotFound,
+        x509.UnsupportedGeneralNameType,
+        InvalidSignature,
+        UnsupportedAlgorithm,
+    ):
         raise VeilfedError(Code.INPUT_INVALID, "not a certificate request with an identity") from None
     if not valid:
         raise VeilfedError(Code.INPUT_INVALID, "the certificate request is not signed by its own key")

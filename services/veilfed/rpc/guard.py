@@ -14,6 +14,7 @@ import grpc
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
 from veilfed.logs import get_logger
+from veilfed.rpc.roles import OPEN
 
 __all__ = ["CODE_KEY", "HINT_KEY", "Guard", "peer"]
 
@@ -35,7 +36,7 @@ def peer() -> Identity:
 
 def _authenticate(context: Context) -> Identity:
     properties: Mapping[str, Any] = context.auth_context()
-    if properties.get("ssl_tls_version") not in ([b"TLSv1.3"], None) or "peer_spiffe_id" not in properties:
+    if properties.get("ssl_tls_version") != [b"TLSv1.3"] or "peer_spiffe_id" not in properties:
         raise VeilfedError(Code.UNAUTHENTICATED, "the connection has no identity, or is not TLS 1.3")
     return Identity.parse(properties["peer_spiffe_id"][0].decode())
 
@@ -61,7 +62,8 @@ async def _abort(context: Context, method: str, error: Exception) -> None:
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
     """Lets calls through whose identity's role is listed for the method; translates errors.
 
-    Without `federation` (the enrolment service, whose callers have no certificate yet) every caller is let through.
+    Without `federation` (the enrolment service, whose callers have no certificate yet) every caller is let through to
+    the methods that are open, and to no other.
     """
 
     def __init__(self, roles: Mapping[str, frozenset[Role]], federation: str | None) -> None:
@@ -70,6 +72,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
 
     def _admit(self, method: str, context: Context) -> None:
         if self._federation is None:
+            if method not in OPEN:
+                raise VeilfedError(Code.UNAUTHENTICATED, f"{method} needs a certificate of the federation")
             return
         identity = _authenticate(context)
         _authorise(identity, method, self._roles, self._federation)

@@ -2,7 +2,7 @@
 
 from veilfed.identity.names import Role
 
-__all__ = ["ROLES"]
+__all__ = ["OPEN", "ROLES"]
 
 _AGENT = frozenset({Role.AGENT})
 _ADMIN = frozenset({Role.ADMIN})
@@ -25,4 +25,7 @@ ROLES: dict[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/Check": _EVERYONE,
     "/grpc.health.v1.Health/Watch": _EVERYONE,
 }
-# Enrollment is missing on purpose: it is served by a process of its own that has no client certificates to ask for.
+
+# What the enrolment service answers to callers that have no certificate yet. It is a process of its own; no other
+# server lets anybody in without one.
+OPEN = frozenset({"/veilfed.v1.Enrollment/Enroll", "/grpc.health.v1.Health/Check"})
