@@ -8,6 +8,7 @@ import typer
 
 from veilfed.cli import output
 from veilfed.errors import Code, VeilfedError
+from veilfed.identity.material import read_file
 from veilfed.ledger import Head, Record, Summary, read, verify
 
 __all__ = ["app"]
@@ -24,13 +25,6 @@ def _head(text: str) -> Head:
     return Head(int(records), sha256.lower())
 
 
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
-
-
 @app.command("verify")
 def verify_command(
     file: LedgerFile,
@@ -43,7 +37,7 @@ def verify_command(
     summary = verify(
         file,
         receipts=receipts,
-        bundle_pem=_bytes_of(bundle) if bundle else None,
+        bundle_pem=read_file(bundle) if bundle else None,
         expected=_head(head) if head else None,
     )
     output.result(summary.document(), _words(summary), as_json)

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from veilfed.errors import Code, VeilfedError
+from veilfed.identity.certificates import identity_of
 from veilfed.identity.names import Identity, Role
 from veilfed.ledger.chain import Head, Record, head_statement
 
@@ -109,10 +110,8 @@ def _certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
 def _signer(leaf: x509.Certificate) -> Identity | None:
     """The aggregator that a certificate names, or None."""
     try:
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
-        identity = Identity.parse(uri)
-    except (x509.ExtensionNotFound, ValueError, VeilfedError):
+        identity = identity_of(leaf)
+    except VeilfedError:
         return None
     return identity if identity.role is Role.AGGREGATOR else None
 
