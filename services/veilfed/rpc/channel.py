@@ -75,7 +75,7 @@ def _unavailable(credentials: Credentials | None, address: str, details: str) ->
     if credentials is not None and (found := faults(credentials)):
         return VeilfedError(Code.TLS_REFUSED, f"{address}: the handshake failed; " + "; ".join(found))
     lowered = details.lower()
-    if "certificate" in lowered or "handshake" in lowered or "ssl" in lowered or "peer name" in lowered:
+    if "certificate" in lowered or "handshake" in lowered or "verification check failed" in lowered:
         return VeilfedError(
             Code.TLS_REFUSED,
             f"{address}: the server did not prove to be the one expected, or is not TLS 1.3",
