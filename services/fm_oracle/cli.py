@@ -73,10 +73,9 @@ def usage(config: Config, as_json: output.Json = False) -> None:
     """Prints how many embeddings each institution has had, and may still ask for."""
     from fm_oracle.config import OracleConfig  # noqa: PLC0415
     from fm_oracle.gate import ReleaseGate  # noqa: PLC0415
-    from fm_oracle.server import limits  # noqa: PLC0415
 
     loaded = load_config(OracleConfig, config)
-    with ReleaseGate(loaded.state, limits(loaded)) as gate:
+    with ReleaseGate(loaded.state, loaded.limits) as gate:
         released = gate.released()
         rows = [
             {"institution": name, "released": released.get(name, 0), "left": gate.left(name)}

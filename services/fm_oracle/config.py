@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fm_oracle.gate import Limits
 from fm_oracle.models import registry
 from veilfed.config import Strict
 from veilfed.identity.material import TlsFiles
@@ -60,3 +61,7 @@ class OracleConfig(Strict):
     @property
     def packages(self) -> Path:
         return self.folder or default_folder()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.quota, self.quotas, self.rate, self.burst, self.rate_wait_seconds)

@@ -10,7 +10,7 @@ import torch
 
 from fm_oracle.config import OracleConfig
 from fm_oracle.embed.batcher import Batcher
-from fm_oracle.gate import Limits, ReleaseGate
+from fm_oracle.gate import ReleaseGate
 from fm_oracle.models import registry
 from fm_oracle.models.base import Model
 from fm_oracle.servicer import OracleService, StreamLimits
@@ -21,15 +21,11 @@ from veilfed.logs import get_logger
 from veilfed.rpc.server import create_server, run_server
 from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
 
-__all__ = ["limits", "serve", "service"]
+__all__ = ["serve", "service"]
 
 log = get_logger("oracle.server")
 
 PREPARERS = 2  # threads of tokenisers and image decoders, which work outside Python's lock
-
-
-def limits(config: OracleConfig) -> Limits:
-    return Limits(config.quota, config.quotas, config.rate, config.burst, config.rate_wait_seconds)
 
 
 def _credentials(config: OracleConfig) -> Credentials:
@@ -45,7 +41,7 @@ async def service(model: Model[Any], config: OracleConfig) -> AsyncIterator[Orac
     # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it.
     arithmetic = ThreadPoolExecutor(1, "model", initializer=torch.set_num_threads, initargs=(config.threads,))
     preparer = ThreadPoolExecutor(PREPARERS, "prepare")
-    with ReleaseGate(config.state, limits(config)) as gate, arithmetic, preparer:
+    with ReleaseGate(config.state, config.limits) as gate, arithmetic, preparer:
         batcher = Batcher(
             model.forward, arithmetic, max_batch=config.max_batch, wait_seconds=config.batch_wait_ms / 1000
         )

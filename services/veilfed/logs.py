@@ -27,5 +27,6 @@ def configure(level: str = "info") -> None:
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """The logger of a component, such as "aggregator.rounds"."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(component=name)
+    # Not `.bind(...)`, which would fix the settings before `configure` is called: loggers are made at import.
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=name)
     return logger

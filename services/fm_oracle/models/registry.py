@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fm_oracle.models.base import Model
 from veilfed.errors import Code, VeilfedError
+
+if TYPE_CHECKING:  # names are looked up where torch need not be loaded: `veilfed config check`
+    from fm_oracle.models.base import Model
 
 __all__ = ["embed", "find", "load", "names"]
 
@@ -21,7 +23,7 @@ def names() -> list[str]:
     return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
-def find(name: str) -> type[Model[Any]]:
+def find(name: str) -> "type[Model[Any]]":
     """The class of a model. Raises VeilfedError(CONFIG_INVALID) that lists what is installed."""
     for entry in entry_points(group=GROUP, name=name):
         found: type[Model[Any]] = entry.load()
@@ -29,7 +31,7 @@ def find(name: str) -> type[Model[Any]]:
     raise VeilfedError(Code.CONFIG_INVALID, f"there is no model {name}; installed are {', '.join(names())}")
 
 
-def load(name: str, folder: Path) -> Model[Any]:
+def load(name: str, folder: Path) -> "Model[Any]":
     """A model, read from the packages folder. Raises VeilfedError(CONFIG_INVALID, MODEL_MISSING, STATE_CORRUPT)."""
     return find(name).load(folder)
 
