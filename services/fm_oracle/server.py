@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ __all__ = ["serve", "service"]
 
 log = get_logger("oracle.server")
 
+DRAIN_SECONDS = 5.0  # for streams that the server has cut off to write their refunds
 PREPARERS = 2  # threads of tokenisers and image decoders, which work outside Python's lock
 
 
@@ -46,10 +47,13 @@ async def service(model: Model[Any], config: OracleConfig) -> AsyncIterator[Orac
             model.forward, arithmetic, max_batch=config.max_batch, wait_seconds=config.batch_wait_ms / 1000
         )
         streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams)
+        oracle = OracleService(model, gate, batcher, preparer, streams)
         try:
-            yield OracleService(model, gate, batcher, preparer, streams)
+            yield oracle
         finally:
             await batcher.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(oracle.drained(), DRAIN_SECONDS)
 
 
 async def serve(config: OracleConfig) -> None:

@@ -60,6 +60,12 @@ class OracleService(OracleServicer):
         self._preparer = preparer
         self._limits = limits
         self._streams: Counter[str] = Counter()
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    async def drained(self) -> None:
+        """Waits until no stream is open any more and all refunds are written."""
+        await self._drained.wait()
 
     async def Describe(  # noqa: N802
         self, request: DescribeRequest, context: "grpc.aio.ServicerContext[DescribeRequest, DescribeResponse]"
@@ -108,10 +114,13 @@ class OracleService(OracleServicer):
                 f"{institution} has {self._limits.max_streams} streams open; no more are allowed at a time",
             )
         self._streams[institution] += 1
+        self._drained.clear()
         try:
             yield
         finally:
             self._streams[institution] -= 1
+            if not self._streams.total():
+                self._drained.set()
 
     async def _read(
         self, institution: str, requests: AsyncIterator[EmbedRequest], slots: asyncio.Semaphore, answers: _Answers

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -46,6 +47,7 @@ class Running:
 
     federation: Federation
     model: TinyModel
+    server: grpc.aio.Server
     port: int
     stack: AsyncExitStack
 
@@ -88,7 +90,7 @@ async def oracle(federation: Federation, state: Path, **settings: Any) -> AsyncI
         await server.start()
         stack.push_async_callback(server.stop, 0)
         stack.callback(model.gate.set)
-        yield Running(federation, model, port, stack)
+        yield Running(federation, model, server, port, stack)
 
 
 def texts(batch: int, *values: str) -> EmbedRequest:
@@ -206,6 +208,20 @@ async def test_a_stream_that_is_left_is_refunded(federation: Federation, tmp_pat
         await until_left(client, 1000)
         running.model.gate.set()
         assert len(await client.embed([texts(1, "a")])) == 1
+
+
+@asynchronous
+async def test_an_oracle_that_stops_refunds_what_it_did_not_give_out(federation: Federation, tmp_path: Path) -> None:
+    async with oracle(federation, tmp_path, quota=100, read_ahead=3) as running:
+        client = await running.client()
+        running.model.gate.clear()
+        stream = asyncio.create_task(client.embed(texts(n, "a") for n in range(10)))
+        await until_left(client, 97)
+        await running.server.stop(0)
+        with pytest.raises(VeilfedError):
+            await stream
+    async with oracle(federation, tmp_path, quota=100) as running:
+        assert (await (await running.client()).describe()).quota_left == 100
 
 
 @asynchronous
