@@ -85,7 +85,11 @@ class Process:
         except subprocess.TimeoutExpired:
             raise VeilfedError(Code.TIMEOUT, f"{self.err.stem} did not end within {timeout:.0f} s") from None
 
-    def terminate(self, timeout: float = 30.0) -> int:
-        """Asks the process to end (SIGTERM) and returns its exit code."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM: the service ends in its own time."""
         self.signal(signal.SIGTERM)
+
+    def terminate(self, timeout: float = 30.0) -> int:
+        """Asks the process to end and returns its exit code."""
+        self.ask_to_stop()
         return self.wait(timeout)

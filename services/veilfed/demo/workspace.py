@@ -25,13 +25,6 @@ FEDERATION = "demo.veilfed"
 LOOPBACK = "127.0.0.1:0"
 
 
-def tls_files(folder: Path, bundle: Path | None = None) -> TlsFiles:
-    """The files that enrolment leaves in a folder."""
-    return TlsFiles(
-        certificate=folder / "certificate.pem", key=folder / "key.pem", bundle=bundle or folder / "bundle.pem"
-    )
-
-
 def _write(path: Path, document: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
@@ -114,7 +107,7 @@ class Workspace:
         return _write(
             folder / "aggregator.yaml",
             {
-                "identity": _paths(tls_files(folder / "identity")),
+                "identity": _paths(TlsFiles.in_folder(folder / "identity")),
                 "listen": LOOPBACK,
                 "database": f"sqlite:///{folder / 'aggregator.sqlite'}",
                 "artifacts": str(folder / "artifacts"),
@@ -127,11 +120,11 @@ class Workspace:
         It shows a certificate of its own zone and admits clients that the federation's root has signed.
         """
         folder = institution.oracle_folder
-        federation_root = institution.agent_folder / "identity" / "bundle.pem"
+        identity = _paths(TlsFiles.in_folder(folder / "identity"))
         return _write(
             folder / "oracle.yaml",
             {
-                "identity": _paths(tls_files(folder / "identity", bundle=federation_root)),
+                "identity": identity,
                 "listen": LOOPBACK,
                 "model": self.task.model,
                 "folder": str(packages),
@@ -146,7 +139,7 @@ class Workspace:
         return _write(
             folder / "agent.yaml",
             {
-                "identity": _paths(tls_files(folder / "identity")),
+                "identity": _paths(TlsFiles.in_folder(folder / "identity")),
                 "aggregator": {"address": aggregator, "identity": str(self.aggregator)},
                 "oracle": {
                     "address": oracle,

@@ -1,0 +1,152 @@
+"""`veilfed demo`: all parties on this machine, a whole study on real data."""
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veilfed import packages
+from veilfed.cli import output
+from veilfed.demo import report
+from veilfed.demo.federation import Federation, running
+from veilfed.demo.run import Stopwatch, audit, fetch, run_jobs
+from veilfed.demo.study import Cell, figures, round_accuracies
+from veilfed.demo.tasks import TASKS, Task
+from veilfed.demo.workspace import Institution, Workspace
+from veilfed.errors import Code, VeilfedError
+from veilfed.files import write_atomic
+from veilfed.identity.names import Identity
+from veilfed.ledger import read
+from veilfed.v1.aggregator_pb2 import GetJobResponse
+
+__all__ = ["demo"]
+
+Jobs = dict[Cell, GetJobResponse]
+
+
+def _task(name: str) -> Task:
+    if name not in TASKS:
+        raise VeilfedError(Code.INPUT_INVALID, f"there is no task {name!r}", f"Tasks: {', '.join(TASKS)}.")
+    return TASKS[name]
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or len(set(seeds)) != len(seeds) or not all(0 <= seed < 2**31 for seed in seeds):
+        raise VeilfedError(Code.INPUT_INVALID, "--seeds takes distinct whole numbers, such as 50,77,98")
+    return seeds
+
+
+@contextmanager
+def _folder(wanted: Path | None, keep: bool) -> Iterator[Path]:
+    """The workspace: the given folder, which must be new, or a temporary one that goes unless it is kept."""
+    if wanted is not None:
+        if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{wanted} is not an empty folder", "Choose another --folder.")
+        folder = wanted.absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="veilfed-demo-"))
+    try:
+        yield folder
+    finally:
+        if keep or wanted is not None:
+            output.say(f"Everything is kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _print_parties(federation: Federation) -> None:
+    workspace, pids = federation.workspace, federation.processes()
+    rows = [("aggregator", str(workspace.aggregator), pids["aggregator"], "averages classifiers, sees no data")]
+    for institution in workspace.institutions:
+        name = institution.name
+        rows.append((name, str(institution.agent), pids[f"agent-{name}"], "data and private transform"))
+        rows.append(("", str(institution.oracle), pids[f"oracle-{name}"], f"sealed model {workspace.task.model}"))
+    output.result(None, output.table(["party", "identity", "process", "holds"], rows))
+
+
+def _run(federation: Federation, seeds: list[int], rounds: int) -> Jobs:
+    """All jobs, with a progress bar and a line for each that ends."""
+    jobs: Jobs = {}
+    total = len(seeds) * len(federation.workspace.task.domains) * 2
+    with output.progress() as progress:
+        bar = progress.add_task("jobs", total=total)
+
+        def ended(cell: Cell, job: GetJobResponse) -> None:
+            jobs[cell] = job
+            general, personal = round_accuracies(job, cell.held_out)[-1]
+            label = f"{job.summary.name}: G {100 * general:.1f}  P {100 * personal:.1f}"
+            progress.advance(bar)
+            output.say(f"[{len(jobs)}/{total}] {label}")
+
+        run_jobs(federation, seeds, rounds, ended)
+    return jobs
+
+
+def _bytes_out(institution: Institution) -> dict[str, int]:
+    """What the ledger says has left the agent: bytes by role of the destination."""
+    sent: Counter[str] = Counter({"aggregator": 0, "oracle": 0})
+    for record in read(institution.ledger):
+        if record.get("kind") == "message" and record["decision"] == "passed":
+            sent[Identity.parse(record["destination"]).role] += record["bytes"]
+    return {str(role): count for role, count in sent.items()}
+
+
+def _print_ledgers(workspace: Workspace) -> dict[str, dict[str, int]]:
+    """Verifies every ledger offline and prints what left each institution."""
+    sent = {}
+    rows = []
+    for institution in workspace.institutions:
+        summary = audit(institution)
+        counts = sent[institution.name] = _bytes_out(institution)
+        whole = f"whole, {summary.head.records} records, countersigned to {summary.countersigned}"
+        rows.append((institution.name, counts["aggregator"], counts["oracle"], whole))
+    columns = ["institution", "bytes to the aggregator", "bytes to the own zone's oracle", "ledger"]
+    output.result(None, output.table(columns, rows))
+    return sent
+
+
+def demo(
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(TASKS)}.")] = "vader",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Training rounds; by default the task's.")] = None,
+    seeds: Annotated[str, typer.Option(help="Each seed is a whole study; the figures are means.")] = "50,77,98",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep certificates, states, ledgers and logs.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Work in this folder, and keep it.")] = None,
+    packages_folder: Annotated[
+        Path | None, typer.Option("--packages", help="Where public models and data are kept.")
+    ] = None,
+) -> None:
+    """Runs FEDOT over the real services: leave one institution out, with and without the private transform."""
+    chosen, numbers = _task(task), _seeds(seeds)
+    count = rounds or chosen.rounds
+    where = packages_folder or packages.default_folder()
+    watch = Stopwatch()
+    output.say(f"{chosen.name}: {chosen.title}")
+    with watch.stage("fetch"):
+        fetch(chosen, where)
+    with _folder(folder, keep) as place:
+        workspace = Workspace(place, chosen)
+        with watch.stage("services"), running(workspace, where) as federation:
+            _print_parties(federation)
+            with watch.stage("jobs"):
+                jobs = _run(federation, numbers, count)
+        fedot, baseline = (figures(chosen, jobs, transform) for transform in ("orthogonal", "identity"))
+        output.result(None, report.rounds_table(jobs))
+        output.result(None, report.matrix_table(chosen, fedot))
+        output.result(None, report.figures_table(fedot, baseline))
+        sent = _print_ledgers(workspace)
+    document = report.document(chosen, numbers, count, fedot, baseline, watch.document(), sent, ledger_ok=True)
+    if json_file is not None:
+        write_atomic(json_file, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644)
+    output.say(f"{document['seconds']:.0f} s")

@@ -1,0 +1,97 @@
+"""Runs the study over the real services and collects what it showed."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from veilfed.demo.federation import Federation
+from veilfed.demo.processes import command
+from veilfed.demo.study import Cell, cells, job_spec
+from veilfed.demo.tasks import Task
+from veilfed.demo.workspace import Institution
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.material import TlsFiles, load_credentials
+from veilfed.ledger import Summary, verify
+from veilfed.rpc.channel import open_channel, translated
+from veilfed.v1.aggregator_pb2 import GetJobRequest, GetJobResponse, SubmitJobRequest, WatchJobRequest
+from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
+
+__all__ = ["Stopwatch", "audit", "fetch", "run_jobs"]
+
+RPC_SECONDS = 30.0
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by stage; a stage inside another is not counted twice in the total."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started, inner = time.monotonic(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.monotonic() - started - (sum(self.seconds.values()) - inner)
+
+    def document(self) -> dict[str, float]:
+        rounded = {name: round(value, 2) for name, value in self.seconds.items()}
+        return {**rounded, "total": round(sum(self.seconds.values()), 2)}
+
+
+def fetch(task: Task, packages: Path) -> None:
+    """Downloads the task's model and data, each by its party's own command; quick when they are there."""
+    for arguments in (
+        ("oracle", "fetch", task.model, "--folder", packages),
+        ("data", "fetch", task.name, "--folder", packages),
+    ):
+        done = subprocess.run(command(*arguments), stdout=subprocess.DEVNULL, check=False)
+        if done.returncode != 0:
+            what = " ".join(str(argument) for argument in arguments[:3])
+            raise VeilfedError(Code.DOWNLOAD_FAILED, f"`veilfed {what}` failed; its error is above")
+
+
+async def _run_job(jobs: JobServiceStub, spec_json: str, check: Callable[[], None]) -> GetJobResponse:
+    """Submits one job and waits for its end. Raises VeilfedError(JOB_FAILED) if it fails."""
+    submitted = await jobs.SubmitJob(SubmitJobRequest(spec=spec_json), timeout=RPC_SECONDS)
+    async for _ in jobs.WatchJob(WatchJobRequest(job_id=submitted.job_id)):
+        check()
+    job = await jobs.GetJob(GetJobRequest(job_id=submitted.job_id), timeout=RPC_SECONDS)
+    if job.summary.state != "done":
+        raise VeilfedError(Code.JOB_FAILED, f"{job.summary.name} {job.summary.state}: {job.summary.error}")
+    return job
+
+
+async def _run_all(
+    federation: Federation, chosen: Sequence[Cell], rounds: int, on_job: Callable[[Cell, GetJobResponse], None]
+) -> None:
+    workspace = federation.workspace
+    credentials = load_credentials(TlsFiles.in_folder(workspace.admin_folder / "identity"))
+    with translated(credentials, federation.aggregator):
+        async with open_channel(credentials, federation.aggregator, workspace.aggregator) as channel:
+            jobs = JobServiceStub(channel)
+            for cell in chosen:
+                spec = job_spec(workspace.task, cell, rounds)
+                on_job(cell, await _run_job(jobs, spec.model_dump_json(), federation.check))
+
+
+def run_jobs(
+    federation: Federation,
+    seeds: Sequence[int],
+    rounds: int,
+    on_job: Callable[[Cell, GetJobResponse], None],
+) -> None:
+    """Runs all jobs of the study, one after the other; `on_job` gets each as it ends."""
+    chosen = list(cells(federation.workspace.task, seeds))
+    asyncio.run(_run_all(federation, chosen, rounds, on_job))
+
+
+def audit(institution: Institution) -> Summary:
+    """Verifies the institution's ledger offline, as its auditor would. Raises VeilfedError(LEDGER_BROKEN)."""
+    bundle = institution.agent_folder / "identity" / "bundle.pem"
+    return verify(institution.ledger, bundle_pem=bundle.read_bytes())
