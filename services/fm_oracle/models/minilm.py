@@ -42,7 +42,7 @@ VOCABULARY, POSITIONS = 30522, 512
 NORM_EPSILON = 1e-12
 MAX_TOKENS = 256  # the length that the model was published for; longer texts are truncated
 MAX_CHARACTERS = 100_000  # far more than MAX_TOKENS words, and bounds the tokenizer's work
-PADDED_TOKENS = 2048  # most tokens (padding included) of one pass: bounds memory, larger is not faster on a CPU
+PADDED_TOKENS = 512  # most tokens (padding included) of one pass: its activations stay in the cache
 
 
 class Block(nn.Module):
