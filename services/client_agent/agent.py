@@ -1,0 +1,234 @@
+"""The agent's loop: joins, keeps a session for ever, hands tasks to workers, keeps receipts."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from client_agent.backoff import Backoff
+from client_agent.config import AgentConfig
+from client_agent.coordinator_client import JoinRefused, Session, join
+from client_agent.features import Features
+from client_agent.startup import load_agent_credentials, open_gate
+from client_agent.state import StateFolder
+from client_agent.worker import Desk, Link, Worker
+from veilfed.errors import VeilfedError
+from veilfed.logs import get_logger
+from veilfed.rpc.server import say_ready, stop_requested
+from veilfed.v1.aggregator_pb2 import Receipt, Rejection, Task, TaskEnded, WorkResponse
+
+__all__ = ["Agent", "serve"]
+
+log = get_logger("agent")
+
+# A session that lasted so long was a success: the next failure waits short again.
+STABLE_SECONDS = 5.0
+
+# How long the aggregator may take to end the stream of an agent that stops.
+GOODBYE_SECONDS = 3.0
+
+HEARTBEATS_PER_LEASE = 3
+
+
+class Agent:
+    """One agent. `on_joined` is called at the first join."""
+
+    def __init__(
+        self, config: AgentConfig, folder: StateFolder, desk: Desk, on_joined: Callable[[], None] = lambda: None
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._desk = desk
+        self._on_joined = on_joined
+        self._joined_once = False
+        self._stopping = False
+        # By job: an agent has one task of a job at a time.
+        self._workers: dict[str, Worker] = {}
+        # Workers of an earlier session whose tasks were not offered in this one.
+        self._unconfirmed: set[Worker] = set()
+        # Jobs for which nothing is to be sent any more, once the queue is empty.
+        self._settled: set[str] = set()
+        self._nudge = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until `stop` is set. Raises VeilfedError when joining again cannot help."""
+        sessions = asyncio.create_task(self._sessions())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({sessions, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not sessions.done():
+                await self._say_goodbye(sessions)
+            if sessions.done() and not sessions.cancelled():
+                sessions.result()
+        finally:
+            for task in (sessions, stopped):
+                task.cancel()
+            for worker in self._workers.values():
+                worker.cancel()
+            running = [worker.running for worker in self._workers.values()]
+            await asyncio.gather(sessions, stopped, *running, return_exceptions=True)
+
+    async def _say_goodbye(self, sessions: "asyncio.Task[None]") -> None:
+        """Ends the stream after what is queued, and waits a moment for the aggregator to end it too."""
+        log.info("stopping")
+        self._stopping = True
+        if self._desk.link.session is not None:
+            self._desk.link.session.finish()
+            await asyncio.wait({sessions}, timeout=GOODBYE_SECONDS)
+
+    async def _sessions(self) -> None:
+        """One session after the other."""
+        delays = Backoff()
+        while not self._stopping:
+            started = time.monotonic()
+            try:
+                await self._session()
+            except JoinRefused:
+                raise
+            except VeilfedError as error:
+                log.warning("no session", code=error.code.name, message=error.message)
+            if time.monotonic() - started > STABLE_SECONDS:
+                delays.reset()
+            if not self._stopping:
+                await asyncio.sleep(delays.delay())
+
+    async def _session(self) -> None:
+        # Read each time: a renewed certificate is taken up.
+        credentials = await asyncio.to_thread(load_agent_credentials, self._config)
+        endpoint = self._config.aggregator
+        async with join(credentials, endpoint, self._desk.gate) as session:
+            log.info("joined", aggregator=str(endpoint.identity), address=endpoint.address)
+            if not self._joined_once:
+                self._joined_once = True
+                self._on_joined()
+            self._desk.link.attach(session)
+            self._unconfirmed = set(self._workers.values())
+            beating = asyncio.create_task(self._beat(session))
+            try:
+                async for response in session.responses():
+                    await self._handle(response)
+            finally:
+                self._desk.link.detach()
+                beating.cancel()
+
+    async def _beat(self, session: Session) -> None:
+        """Heartbeats, often enough for the lease and when the institution is asked for its consent."""
+        pause = session.lease_seconds / HEARTBEATS_PER_LEASE
+        beats = 0
+        while True:
+            self._nudge.clear()
+            session.heartbeat(self._activity())
+            self._settle(session)
+            try:
+                await asyncio.wait_for(self._nudge.wait(), pause)
+            except TimeoutError:
+                beats += 1
+            if beats == HEARTBEATS_PER_LEASE:
+                self._drop_unconfirmed()
+
+    def _activity(self) -> str:
+        """The most active thing that is under way."""
+        activities = {worker.activity for worker in self._workers.values() if not worker.running.done()}
+        for activity in ("training", "evaluating", "embedding", "sending", "waiting for consent", "waiting"):
+            if activity in activities:
+                return activity
+        return "idle"
+
+    def _changed(self, worker: Worker) -> None:
+        if worker.activity == "waiting for consent":
+            self._nudge.set()
+
+    def _drop_unconfirmed(self) -> None:
+        """Ends work that this session's aggregator has not asked for: its round or job ended in the meantime."""
+        for worker in self._unconfirmed:
+            worker.cancel()
+        self._unconfirmed = set()
+
+    def _settle(self, session: Session) -> None:
+        """Lets the gate forget jobs for which nothing is under way."""
+        if session.idle:
+            for job_id in self._settled:
+                self._desk.gate.forget(job_id)
+            self._settled = set()
+
+    async def _handle(self, response: WorkResponse) -> None:
+        kind = response.WhichOneof("body")
+        if kind == "task":
+            self._take(response.task)
+        elif kind == "receipt":
+            await self._keep(response.receipt)
+        elif kind == "rejection":
+            self._rejected(response.rejection)
+        elif kind == "ended":
+            self._ended(response.ended)
+
+    def _take(self, task: Task) -> None:
+        """Starts work on a task, or goes on with it where it is offered again."""
+        try:
+            folder = self._folder.job(task.job_id)
+        except VeilfedError as error:
+            log.error("task ignored", code=error.code.name, message=error.message)
+            return
+        current = self._workers.get(task.job_id)
+        self._settled.discard(task.job_id)
+        if current is not None:
+            self._unconfirmed.discard(current)
+            if current.same(task) and not current.running.done():
+                current.token = task.token
+                return
+            current.cancel()
+        log.info("task", job=task.job_id, round=task.round, kind=task.kind)
+        self._workers[task.job_id] = Worker(self._desk, folder, task, self._changed)
+
+    async def _keep(self, receipt: Receipt) -> None:
+        try:
+            await asyncio.to_thread(self._desk.gate.record_receipt, receipt)
+        except VeilfedError as error:
+            log.error("receipt refused", job=receipt.job_id, code=error.code.name, message=error.message)
+            return
+        self._over(receipt.job_id, receipt.token)
+
+    def _rejected(self, rejection: Rejection) -> None:
+        log.warning(
+            "update rejected",
+            job=rejection.job_id,
+            round=rejection.round,
+            code=rejection.code,
+            message=rejection.message,
+        )
+        self._over(rejection.job_id, rejection.token)
+
+    def _ended(self, ended: TaskEnded) -> None:
+        log.info("task ended", job=ended.job_id, round=ended.round, reason=ended.reason)
+        self._over(ended.job_id, ended.token)
+
+    def _over(self, job_id: str, token: str) -> None:
+        """A task needs no more work. That of a later round of the job goes on."""
+        worker = self._workers.get(job_id)
+        if worker is None or worker.token != token:
+            return
+        del self._workers[job_id]
+        self._unconfirmed.discard(worker)
+        worker.cancel()
+        self._settled.add(job_id)
+
+
+async def serve(config: AgentConfig) -> None:
+    """Works until SIGTERM. Raises VeilfedError when the agent cannot start, or joining cannot help."""
+    credentials = load_agent_credentials(config)
+    folder = StateFolder(config.state)
+    stop = stop_requested()
+    # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it.
+    arithmetic = ThreadPoolExecutor(1, "train", initializer=torch.set_num_threads, initargs=(config.threads,))
+    with folder.locked(), open_gate(config, credentials, folder.ledger) as gate, arithmetic:
+        desk = Desk(
+            institution=credentials.identity.institution,
+            test_fraction=config.test_fraction,
+            gate=gate,
+            features=Features(config, folder.embeddings, gate),
+            arithmetic=arithmetic,
+            link=Link(),
+        )
+        await Agent(config, folder, desk, on_joined=lambda: say_ready("agent")).run(stop)

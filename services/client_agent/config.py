@@ -1,0 +1,83 @@
+"""The agent's configuration file."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from client_agent.data.config import DataConfig
+from client_agent.egress.policy import EgressPolicy
+from veilfed.config import Strict
+from veilfed.errors import VeilfedError
+from veilfed.identity.material import TlsFiles
+from veilfed.identity.names import Identity, Role
+from veilfed.packages import default_folder
+
+__all__ = ["AgentConfig", "AggregatorEndpoint", "OracleEndpoint"]
+
+
+def _parse(value: Any) -> Any:
+    """An identity from its text; pydantic turns a ValueError into a problem with line and key."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return Identity.parse(value)
+    except VeilfedError as error:
+        raise ValueError(error.message) from None
+
+
+ServerIdentity = Annotated[Identity, BeforeValidator(_parse)]
+Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
+
+
+class AggregatorEndpoint(Strict):
+    """The coordinator's service."""
+
+    # host:port
+    address: Address
+    identity: ServerIdentity
+
+    @model_validator(mode="after")
+    def _role(self) -> Self:
+        if self.identity.role is not Role.AGGREGATOR:
+            raise ValueError("identity: not that of an aggregator")
+        return self
+
+
+class OracleEndpoint(Strict):
+    """The model owner's service, sealed, in the institution's own zone."""
+
+    address: Address
+    identity: ServerIdentity
+    # The root certificate of the institution's own zone: the only one that this channel trusts.
+    root: Path
+
+    @model_validator(mode="after")
+    def _role(self) -> Self:
+        if self.identity.role is not Role.ORACLE:
+            raise ValueError("identity: not that of an oracle")
+        return self
+
+
+class AgentConfig(Strict):
+    """`veilfed agent serve --config FILE`."""
+
+    identity: TlsFiles
+    aggregator: AggregatorEndpoint
+    oracle: OracleEndpoint
+    # Where the institution's samples come from.
+    data: DataConfig
+    # Share of the samples that is never trained on, of each class.
+    test_fraction: float = Field(default=0.4, gt=0, lt=1)
+    # Folder for what must survive a restart: private states of jobs, ledger, cache of embeddings.
+    state: Path
+    # Where `veilfed data fetch` put public data; by default veilfed.packages.default_folder().
+    packages: Path | None = None
+    policy: EgressPolicy = EgressPolicy()
+    # Threads of the training's arithmetic.
+    threads: int = Field(default=1, ge=1, le=256)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def packages_folder(self) -> Path:
+        return self.packages or default_folder()

@@ -1,0 +1,97 @@
+"""The institution's samples with their embeddings: each input is sent to the oracle once, and never again."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.cache import EmbeddingCache
+from client_agent.config import AgentConfig
+from client_agent.data.source import Samples, load
+from client_agent.egress import EgressGate
+from client_agent.oracle_client import OracleClient, connect_oracle
+from client_agent.startup import load_agent_credentials
+from veilfed.errors import Code, VeilfedError
+from veilfed.logs import get_logger
+
+__all__ = ["Features"]
+
+log = get_logger("agent.features")
+
+Float = NDArray[np.float32]
+
+PROGRESS_SECONDS = 2.0
+
+
+class Features:
+    """Embeddings of all samples of the configuration's data source, float32 [n, d], as the oracle gave them."""
+
+    def __init__(self, config: AgentConfig, folder: Path, gate: EgressGate) -> None:
+        self._config = config
+        self._folder = folder
+        self._gate = gate
+        # Two jobs at a time must not ask for the same embeddings twice.
+        self._lock = asyncio.Lock()
+        self._samples: Samples | None = None
+        self._version = ""
+        self._features: Float | None = None
+
+    async def embedded(self, dimension: int) -> tuple[Samples, Float]:
+        """The samples and their embeddings, of length `dimension`.
+
+        Raises VeilfedError: INPUT_INVALID when the oracle's embeddings have another length or its model is for other
+        inputs; what the data source, the oracle or the gate say.
+        """
+        async with self._lock:
+            if self._samples is None:
+                self._samples = await asyncio.to_thread(load, self._config.data, self._config.packages_folder)
+                log.info("data loaded", samples=len(self._samples), modality=self._samples.modality)
+            credentials = await asyncio.to_thread(load_agent_credentials, self._config)
+            async with connect_oracle(credentials, self._config.oracle, self._gate) as oracle:
+                card = oracle.card
+                if card.dimension != dimension:
+                    raise VeilfedError(
+                        Code.INPUT_INVALID, f"the oracle's embeddings have length {card.dimension}, not {dimension}"
+                    )
+                oracle.check_modality(self._samples.modality)
+                if self._features is None or self._version != card.version:
+                    self._features = await self._all(oracle, self._samples)
+                    self._version = card.version
+            return self._samples, self._features
+
+    async def _all(self, oracle: OracleClient, samples: Samples) -> Float:
+        """Embeddings of all samples: from the cache, the rest from the oracle and into the cache."""
+        keys = await asyncio.to_thread(_keys, samples.inputs)
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
+        with EmbeddingCache(self._folder, oracle.card.version, oracle.card.dimension) as cache:
+            wanted = [index for key, index in first.items() if key not in cache]
+            values: Any = [samples.inputs[index] for index in wanted]
+            if wanted:
+                log.info("embedding", samples=len(samples), to_ask=len(wanted))
+            async for rows, embeddings in _progress(oracle.embed(samples.modality, values), len(wanted)):
+                await asyncio.to_thread(cache.add, [keys[wanted[row]] for row in rows], embeddings)
+            return await asyncio.to_thread(cache.get, keys)
+
+
+async def embed(oracle: OracleClient, modality: Literal["text", "image"], inputs: Inputs) -> Float:
+    """Embeddings float32 [n, d] of new inputs, past the cache. Raises VeilfedError."""
+    features = np.empty((len(inputs), oracle.card.dimension), np.float32)
+    async for rows, embeddings in oracle.embed(modality, inputs):
+        features[rows] = embeddings
+    return features
+
+
+async def _progress(batches: AsyncGenerator[Batch, None], total: int) -> AsyncIterator[Batch]:
+    """The batches, with a line of the log now and then."""
+    done, told = 0, time.monotonic()
+    async with aclosing(batches):
+        async for rows, embeddings in batches:
+            yield rows, embeddings
+            done += len(rows)
+            if time.monotonic() - told > PROGRESS_SECONDS or done == total:
+                told = time.monotonic()
+                log.info("embedding", done=done, total=total)

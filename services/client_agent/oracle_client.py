@@ -1,0 +1,149 @@
+"""Embeddings from the oracle of the institution's own zone, through the egress gate."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.config import OracleEndpoint
+from client_agent.egress import EgressGate
+from veilfed import protocol
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.material import Credentials, read_file
+from veilfed.rpc.channel import open_channel, translated
+from veilfed.v1.oracle_pb2 import (
+    MODALITY_IMAGE,
+    MODALITY_TEXT,
+    DescribeRequest,
+    DescribeResponse,
+    EmbedRequest,
+    EmbedResponse,
+    Images,
+    Texts,
+)
+from veilfed.v1.oracle_pb2_grpc import OracleStub
+from veilfed.wire.tensors import from_tensor
+
+if TYPE_CHECKING:
+    from veilfed.v1.oracle_pb2_grpc import OracleAsyncStub
+
+__all__ = ["Inputs", "OracleClient", "connect_oracle"]
+
+Inputs = Sequence[str] | Sequence[bytes]
+Float = NDArray[np.float32]
+
+# Requests that are under way at a time: keeps the oracle busy and bounds memory.
+IN_FLIGHT = 8
+
+# Room for the frame around the inputs of a request, and for 10 bytes around each.
+REQUEST_OVERHEAD = 1024
+INPUT_OVERHEAD = 10
+
+DESCRIBE_SECONDS = 30.0
+
+MODALITIES = {"text": MODALITY_TEXT, "image": MODALITY_IMAGE}
+
+
+class OracleClient:
+    """One oracle, connected."""
+
+    def __init__(self, stub: "OracleAsyncStub", card: DescribeResponse, credentials: Credentials, address: str) -> None:
+        self._stub = stub
+        self._credentials = credentials
+        self._address = address
+        self.card = card
+
+    def check_modality(self, modality: Literal["text", "image"]) -> None:
+        """Raises VeilfedError(INPUT_INVALID) when the oracle does not embed such inputs."""
+        if self.card.modality != MODALITIES[modality]:
+            raise VeilfedError(Code.INPUT_INVALID, f"the oracle's model {self.card.model} does not embed {modality}s")
+
+    async def embed(
+        self, modality: Literal["text", "image"], inputs: Inputs
+    ) -> AsyncIterator[tuple[NDArray[np.intp], Float]]:
+        """(indices into `inputs`, embeddings float32 [n, d]) batch by batch, each input once, in any order.
+
+        Raises VeilfedError: what the oracle or the gate said, DATA_INVALID for an input that no request can hold,
+        PROTOCOL_VIOLATION for an answer that does not fit its request.
+        """
+        self.check_modality(modality)
+        batches = list(_batches(inputs, max(1, self.card.max_batch), self._request_bytes()))
+        slots = asyncio.Semaphore(IN_FLIGHT)
+
+        async def requests() -> AsyncIterator[EmbedRequest]:
+            for number, batch in enumerate(batches):
+                await slots.acquire()
+                yield _request(number, modality, [inputs[index] for index in batch])
+
+        with translated(self._credentials, self._address):
+            answered = 0
+            async for response in self._stub.Embed(requests()):
+                if answered == len(batches):
+                    raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle sent more answers than it was asked for")
+                yield batches[answered], self._embeddings(response, answered, len(batches[answered]))
+                answered += 1
+                slots.release()
+            if answered < len(batches):
+                raise VeilfedError(Code.UNREACHABLE, f"{self._address}: the oracle ended the stream early")
+
+    def _request_bytes(self) -> int:
+        """Most bytes of inputs in one request."""
+        limit = min(self.card.max_request_bytes or protocol.MAX_MESSAGE_BYTES, protocol.MAX_MESSAGE_BYTES)
+        return int(limit) - REQUEST_OVERHEAD
+
+    def _embeddings(self, response: EmbedResponse, number: int, count: int) -> Float:
+        embeddings = from_tensor(response.embeddings)
+        shape = (count, self.card.dimension)
+        if response.batch != number or embeddings.shape != shape or embeddings.dtype != np.float32:
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle's answer does not fit batch {number}")
+        found: Float = embeddings.astype(np.float32, copy=False)
+        if not np.isfinite(found).all():
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle's answer to batch {number} is not finite")
+        return found
+
+
+def _request(number: int, modality: str, values: list[str | bytes]) -> EmbedRequest:
+    if modality == "text":
+        return EmbedRequest(batch=number, texts=Texts(values=values))  # type: ignore[arg-type]
+    return EmbedRequest(batch=number, images=Images(values=values))  # type: ignore[arg-type]
+
+
+def _batches(inputs: Inputs, most: int, most_bytes: int) -> Iterator[NDArray[np.intp]]:
+    """Indices of inputs that travel together. Neighbours in length, because a batch costs as its longest input."""
+    sizes = [len(value.encode()) if isinstance(value, str) else len(value) for value in inputs]
+    batch: list[int] = []
+    filled = 0
+    for index in sorted(range(len(inputs)), key=sizes.__getitem__):
+        size = sizes[index] + INPUT_OVERHEAD
+        if size > most_bytes:
+            raise VeilfedError(Code.DATA_INVALID, f"input {index} has {sizes[index]} bytes; at most {most_bytes} pass")
+        if batch and (len(batch) == most or filled + size > most_bytes):
+            yield np.array(batch, np.intp)
+            batch, filled = [], 0
+        batch.append(index)
+        filled += size
+    if batch:
+        yield np.array(batch, np.intp)
+
+
+@asynccontextmanager
+async def connect_oracle(
+    credentials: Credentials, endpoint: OracleEndpoint, gate: EgressGate
+) -> AsyncIterator[OracleClient]:
+    """The oracle, after it has shown its model card. Raises VeilfedError."""
+    own_zone = endpoint.identity.institution == credentials.identity.institution
+    channel = open_channel(
+        credentials,
+        endpoint.address,
+        endpoint.identity,
+        roots=read_file(endpoint.root),
+        interceptors=gate.interceptors(endpoint.identity, own_zone=own_zone),
+    )
+    async with channel:
+        stub = OracleStub(channel)
+        with translated(credentials, endpoint.address):
+            card = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
+        yield OracleClient(stub, card, credentials, endpoint.address)
