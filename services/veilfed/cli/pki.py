@@ -1,7 +1,7 @@
 """`veilfed pki`: certificate authorities, one-time tokens, enrolment."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,8 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity import enrollment
 from veilfed.identity.authority import CertificateAuthority, make_identity_files
 from veilfed.identity.certificates import identity_of, load_certificates
-from veilfed.identity.material import read_file
+from veilfed.identity.explain import faults
+from veilfed.identity.material import TlsFiles, load_credentials, read_file
 from veilfed.identity.names import Identity
 from veilfed.identity.tokens import Token, fingerprint
 
@@ -30,6 +31,8 @@ Id = Annotated[str, typer.Option("--id", help="spiffe://<federation>/<role>/<ins
 Endpoints = Annotated[
     list[str] | None, typer.Option("--endpoint", help="IP address or DNS name of a server; may be given again.")
 ]
+
+Replace = Annotated[bool, typer.Option("--replace", help="Replace the key and certificate that are there.")]
 
 USAGES = {ExtendedKeyUsageOID.SERVER_AUTH: "server", ExtendedKeyUsageOID.CLIENT_AUTH: "client"}
 
@@ -77,12 +80,11 @@ def token(
 
 
 def _token_text(token_text: str | None, token_file: Path | None) -> str:
-    if (token_text is None) == (token_file is None):
-        raise VeilfedError(Code.INPUT_INVALID, "give either --token or --token-file")
-    if token_text is not None:
+    if token_text is not None and token_file is None:
         return token_text
-    assert token_file is not None  # noqa: S101  one of the two is given
-    return read_file(token_file).decode("utf-8", "replace")
+    if token_file is not None and token_text is None:
+        return read_file(token_file).decode("utf-8", "replace")
+    raise VeilfedError(Code.INPUT_INVALID, "give either --token or --token-file")
 
 
 @app.command()
@@ -91,11 +93,12 @@ def enroll(
     token: Annotated[str | None, typer.Option(help="The token; visible to others on this machine.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="A file with the token.")] = None,
     endpoint: Endpoints = None,
+    replace: Replace = False,
     as_json: output.Json = False,
 ) -> None:
     """Makes a key here and gets it a certificate. The key never leaves this machine."""
     parsed = Token.parse(_token_text(token, token_file))
-    identity = asyncio.run(enrollment.enroll(parsed, out, endpoint or ()))
+    identity = asyncio.run(enrollment.enroll(parsed, out, endpoint or (), replace=replace))
     output.result({"identity": str(identity), "folder": str(out)}, f"{identity} is in {out}", as_json)
 
 
@@ -106,7 +109,8 @@ def issue(
     out: Out,
     bundle: Annotated[Path | None, typer.Option(help="Roots that the party trusts; by default this one.")] = None,
     endpoint: Endpoints = None,
-    days: Annotated[float, typer.Option(min=0.001, max=3650)] = 30.0,
+    days: Annotated[float, typer.Option(min=0.001, max=3650, help="Lifetime.")] = 30.0,
+    replace: Replace = False,
     as_json: output.Json = False,
 ) -> None:
     """Makes key and certificate at once, where the authority and the party share a machine."""
@@ -118,8 +122,24 @@ def issue(
         bundle=None if bundle is None else read_file(bundle),
         endpoints=endpoint or (),
         lifetime=timedelta(days=days),
+        replace=replace,
     )
     output.result({"identity": str(parsed), "folder": str(out)}, f"{parsed} is in {out}", as_json)
+
+
+def _state(certificate: x509.Certificate) -> str:
+    now = datetime.now(UTC)
+    if now < certificate.not_valid_before_utc:
+        return "not yet valid"
+    return "valid" if now <= certificate.not_valid_after_utc else "expired"
+
+
+def _problems(folder: Path) -> list[str]:
+    """What is wrong with the identity in a folder, as its owner can tell."""
+    try:
+        return faults(load_credentials(TlsFiles.in_folder(folder)))
+    except VeilfedError as error:
+        return [error.message]
 
 
 def _describe(path: Path, certificate: x509.Certificate) -> dict[str, Any]:
@@ -144,6 +164,7 @@ def _describe(path: Path, certificate: x509.Certificate) -> dict[str, Any]:
         "issuer": certificate.issuer.rfc4514_string(),
         "not_before": certificate.not_valid_before_utc.isoformat(),
         "not_after": certificate.not_valid_after_utc.isoformat(),
+        "state": _state(certificate),
         "usages": listed,
         "endpoints": endpoints,
         "fingerprint": fingerprint(certificate.public_bytes(Encoding.DER)),
@@ -155,7 +176,7 @@ def show(
     path: Annotated[Path, typer.Argument(help="A certificate, a bundle, or a folder with such files.")],
     as_json: output.Json = False,
 ) -> None:
-    """Shows certificates: identity, dates, uses, fingerprint. Never a key."""
+    """Shows certificates: identity, dates, uses, fingerprint, and what is wrong with them. Never a key."""
     named = ("certificate.pem", "bundle.pem", "root.pem")
     files = [path / name for name in named if (path / name).is_file()] if path.is_dir() else [path]
     if not files:
@@ -163,6 +184,8 @@ def show(
     found = [
         _describe(file, certificate) for file in files for certificate in load_certificates(read_file(file), str(file))
     ]
+    if (path / "key.pem").is_file():
+        found[0]["problems"] = _problems(path)
     text = "\n\n".join(
         "\n".join(f"{key:12} {', '.join(value) if isinstance(value, list) else value}" for key, value in one.items())
         for one in found

@@ -9,8 +9,8 @@ tokens.sqlite one-time tokens, hashed
 import json
 import secrets
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 from veilfed.identity import certificates
-from veilfed.identity.material import read_file
+from veilfed.identity.material import read_file, read_private_file
 from veilfed.identity.names import Identity, Role
 from veilfed.identity.tokens import Token, hashed
 
@@ -42,13 +42,13 @@ CREATE TABLE IF NOT EXISTS tokens (
 """
 
 
-def write_identity(folder: Path, certificate: bytes, key: bytes, bundle: bytes) -> None:
-    """Leaves certificate.pem, key.pem (0600) and bundle.pem in `folder`. Refuses to replace a key."""
+def write_identity(folder: Path, certificate: bytes, key: bytes, bundle: bytes, *, replace: bool = False) -> None:
+    """Leaves certificate.pem, key.pem (0600) and bundle.pem in `folder`. Refuses to replace a key unless told to."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None
-    if (folder / "key.pem").exists():
+    if not replace and (folder / "key.pem").exists():
         raise VeilfedError(Code.FILE_UNUSABLE, f"{folder / 'key.pem'} exists already", "Choose another folder.")
     write_atomic(folder / "key.pem", key)
     write_atomic(folder / "bundle.pem", bundle, mode=0o644)
@@ -87,8 +87,10 @@ class CertificateAuthority:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Raises VeilfedError: FILE_UNUSABLE, IDENTITY_INVALID or STATE_CORRUPT."""
-        key = certificates.load_key(read_file(folder / "root.key"), str(folder / "root.key"))
+        key = certificates.load_key(read_private_file(folder / "root.key"), str(folder / "root.key"))
         root = certificates.load_certificates(read_file(folder / "root.pem"), str(folder / "root.pem"))[0]
+        if root.public_key() != key.public_key():
+            raise VeilfedError(Code.IDENTITY_INVALID, f"{folder / 'root.key'} is not the key of {folder / 'root.pem'}")
         try:
             description = json.loads(read_file(folder / "ca.json"))
             federation, zone = str(description["federation"]), description["zone"]
@@ -130,19 +132,28 @@ class CertificateAuthority:
             certificates.sign(self.root, self.key, identity, public_key, start, end, endpoints)
         )
 
-    def _tokens(self) -> sqlite3.Connection:
+    @contextmanager
+    def _tokens(self) -> Iterator[sqlite3.Connection]:
+        """The tokens' database. Raises VeilfedError(FILE_UNUSABLE or STATE_CORRUPT), also for what the block does."""
         path = self.folder / "tokens.sqlite"
-        path.touch(mode=0o600)
-        connection = sqlite3.connect(path, timeout=30, isolation_level=None)
-        connection.execute(_SCHEMA)
-        return connection
+        try:
+            path.touch(mode=0o600)
+            with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
+                connection.execute(_SCHEMA)
+                yield connection
+        except (OSError, sqlite3.OperationalError) as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error}") from None
+        except sqlite3.DatabaseError:
+            raise VeilfedError(Code.STATE_CORRUPT, f"{path}: not a database of tokens") from None
 
     def new_token(self, identity: Identity, address: str, lifetime: timedelta = TOKEN_LIFETIME) -> Token:
         """A token that gives `identity` its certificate, once, from the enrolment service at `address`."""
         self.check(identity)
+        if identity.role is Role.ENROLLMENT:
+            raise VeilfedError(Code.INPUT_INVALID, "the enrolment service makes its own certificate")
         secret = secrets.token_urlsafe(32)
         expires = (datetime.now(UTC) + lifetime).timestamp()
-        with closing(self._tokens()) as tokens:
+        with self._tokens() as tokens:
             tokens.execute(
                 "INSERT INTO tokens (secret_sha256, identity, expires) VALUES (?, ?, ?)",
                 (hashed(secret), str(identity), expires),
@@ -159,7 +170,7 @@ class CertificateAuthority:
         self.check(identity)
         certificates.subject_names(identity, endpoints)
         now = datetime.now(UTC).timestamp()
-        with closing(self._tokens()) as tokens:
+        with self._tokens() as tokens:
             # One statement, so that of two requests at once only one can win.
             changed = tokens.execute(
                 "UPDATE tokens SET used = ? WHERE secret_sha256 = ? AND identity = ? AND used IS NULL AND expires > ?",
@@ -178,6 +189,8 @@ def make_identity_files(
     endpoints: Sequence[str] = (),
     lifetime: timedelta = LEAF_LIFETIME,
     not_before: datetime | None = None,
+    *,
+    replace: bool = False,
 ) -> None:
     """Makes a key in `folder` and has it signed there: for an authority and a party on one machine.
 
@@ -185,4 +198,4 @@ def make_identity_files(
     """
     key = certificates.make_key()
     signed = authority.sign(identity, key.public_key(), endpoints, lifetime, not_before)
-    write_identity(folder, signed, certificates.key_pem(key), bundle or authority.root_pem)
+    write_identity(folder, signed, certificates.key_pem(key), bundle or authority.root_pem, replace=replace)

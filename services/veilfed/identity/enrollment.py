@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -71,13 +72,13 @@ async def _redeem(token: Token, request_pem: bytes) -> EnrollResponse:
             return await stub.Enroll(EnrollRequest(token=token.secret, request_pem=request_pem), timeout=ENROLL_SECONDS)
 
 
-async def enroll(token: Token, folder: Path, endpoints: Sequence[str] = ()) -> Identity:
+async def enroll(token: Token, folder: Path, endpoints: Sequence[str] = (), *, replace: bool = False) -> Identity:
     """Makes a key in `folder`, has it signed, and leaves certificate.pem, key.pem (0600) and bundle.pem there.
 
-    Nothing is written unless the answer is right. Raises VeilfedError: TOKEN_INVALID, UNREACHABLE, TLS_REFUSED,
-    FILE_UNUSABLE, IDENTITY_INVALID.
+    Nothing is written unless the answer is right; what is there stays unless `replace` is given. Raises VeilfedError:
+    TOKEN_INVALID, UNREACHABLE, TLS_REFUSED, FILE_UNUSABLE, IDENTITY_INVALID, INPUT_INVALID.
     """
-    if (folder / "key.pem").exists():
+    if not replace and (folder / "key.pem").exists():  # before the token is spent
         raise VeilfedError(Code.FILE_UNUSABLE, f"{folder / 'key.pem'} exists already", "Choose another folder.")
     key = certificates.make_key()
     response = await _redeem(token, certificates.make_request(key, token.identity, endpoints))
@@ -86,7 +87,6 @@ async def enroll(token: Token, folder: Path, endpoints: Sequence[str] = ()) -> I
         raise VeilfedError(Code.IDENTITY_INVALID, "the answer is not the certificate that was asked for")
     if response.bundle_pem != token.root_pem.encode():
         raise VeilfedError(Code.IDENTITY_INVALID, "the answer's root is not the token's")
-    await asyncio.to_thread(
-        write_identity, folder, response.certificate_pem, certificates.key_pem(key), response.bundle_pem
-    )
+    write = partial(write_identity, replace=replace)
+    await asyncio.to_thread(write, folder, response.certificate_pem, certificates.key_pem(key), response.bundle_pem)
     return token.identity

@@ -9,7 +9,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import identity_of, load_certificates, load_key
 from veilfed.identity.names import Identity
 
-__all__ = ["Credentials", "TlsFiles", "load_credentials", "read_file"]
+__all__ = ["Credentials", "TlsFiles", "load_credentials", "read_file", "read_private_file"]
 
 
 class TlsFiles(Strict):
@@ -47,17 +47,22 @@ def read_file(path: Path) -> bytes:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
 
 
+def read_private_file(path: Path) -> bytes:
+    """The bytes of a file that its owner alone may read. Raises VeilfedError(FILE_UNUSABLE) otherwise."""
+    data = read_file(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: others may read this private key", f"Run `chmod 600 {path}`.")
+    return data
+
+
 def load_credentials(files: TlsFiles) -> Credentials:
     """Reads and checks the three files.
 
     Raises VeilfedError: FILE_UNUSABLE for a missing file or a key that others may read; IDENTITY_INVALID when they
     are malformed or the key is not the certificate's. Dates and signatures are left to the handshake.
     """
-    certificate_pem, key_pem, bundle_pem = (read_file(path) for path in (files.certificate, files.key, files.bundle))
-    if stat.S_IMODE(files.key.stat().st_mode) & 0o077:
-        raise VeilfedError(
-            Code.FILE_UNUSABLE, f"{files.key}: others may read this private key", f"Run `chmod 600 {files.key}`."
-        )
+    certificate_pem, bundle_pem = read_file(files.certificate), read_file(files.bundle)
+    key_pem = read_private_file(files.key)
     leaf = load_certificates(certificate_pem, str(files.certificate))[0]
     key = load_key(key_pem, str(files.key))
     load_certificates(bundle_pem, str(files.bundle))

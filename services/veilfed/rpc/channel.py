@@ -16,7 +16,12 @@ from veilfed.rpc.guard import CODE_KEY, HINT_KEY
 
 __all__ = ["open_channel", "translate", "translated"]
 
-CONNECT_SECONDS = 3.0
+PROBE_SECONDS = 1.0
+
+# What grpc says when nobody was there, when one side refused the other, and when the connection just ended.
+NOBODY = ("connection refused", "failed to connect to remote host", "errors resolving", "unreachable", "no route")
+HANDSHAKE = ("handshake", "certificate", "verification check failed")
+CLOSED = ("socket closed", "connection reset", "broken pipe")
 
 
 def _options(server: Identity, max_message_bytes: int) -> list[tuple[str, str | int]]:
@@ -25,6 +30,7 @@ def _options(server: Identity, max_message_bytes: int) -> list[tuple[str, str | 
         ("grpc.ssl_target_name_override", server.server_name),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_metadata_size", 32 * 1024),  # an error's message, percent-encoded
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),  # who retries what is our decision: a resent update must be the same update
         ("grpc.keepalive_time_ms", 30_000),
@@ -62,26 +68,33 @@ def open_channel(
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS):
             return True
     except (OSError, ValueError):
         return False
 
 
 def _unavailable(credentials: Credentials | None, address: str, details: str) -> VeilfedError:
-    """Nobody there, a handshake refused by the other side, or by this one."""
-    if not _listens(address):
+    """Nobody there, a handshake refused by the other side, or by this one.
+
+    A server that refuses a certificate and one that has just died look alike ("Socket closed"): a plain connection
+    tells whether somebody is there.
+    """
+    lowered = details.lower()
+    if any(words in lowered for words in NOBODY):
         return VeilfedError(Code.UNREACHABLE, f"{address}: nobody answers")
+    refused = any(words in lowered for words in HANDSHAKE)
+    if not refused and not _listens(address):
+        return VeilfedError(Code.UNREACHABLE, f"{address}: nobody answers any more")
     if credentials is not None and (found := faults(credentials)):
         return VeilfedError(Code.TLS_REFUSED, f"{address}: the handshake failed; " + "; ".join(found))
-    lowered = details.lower()
-    if "certificate" in lowered or "handshake" in lowered or "verification check failed" in lowered:
+    if refused:
         return VeilfedError(
             Code.TLS_REFUSED,
             f"{address}: the server did not prove to be the one expected, or is not TLS 1.3",
             "Check the server's identity and the trusted roots in the configuration.",
         )
-    if "socket closed" in lowered or "connection reset" in lowered or "broken pipe" in lowered:
+    if any(words in lowered for words in CLOSED):
         return VeilfedError(
             Code.TLS_REFUSED,
             f"{address}: the connection was closed; the server may not trust this certificate, or has stopped",

@@ -23,6 +23,10 @@ log = get_logger("rpc.server")
 CODE_KEY = "veilfed-code"
 HINT_KEY = "veilfed-hint"
 
+# Errors travel in trailing metadata, whose length is limited: a longer text would replace the error by another.
+MAX_MESSAGE = 2000
+MAX_HINT = 500
+
 _peer: ContextVar[Identity] = ContextVar("peer")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -48,6 +52,10 @@ def _authorise(identity: Identity, method: str, roles: Mapping[str, frozenset[Ro
         raise VeilfedError(Code.ROLE_DENIED, f"{identity} may not call {method}")
 
 
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 4] + " ..."
+
+
 async def _abort(context: Context, method: str, error: Exception) -> None:
     """Ends the call with the error's status; anything that is not of the catalogue becomes INTERNAL, without detail."""
     if not isinstance(error, VeilfedError):
@@ -55,8 +63,9 @@ async def _abort(context: Context, method: str, error: Exception) -> None:
         error = VeilfedError(Code.INTERNAL, "a fault of the service")
     elif error.code is Code.INTERNAL:
         log.error("internal error", method=method, error=str(error), exc_info=error)
-    metadata = ((CODE_KEY, error.code.name), (HINT_KEY, error.hint.encode("ascii", "replace").decode()))
-    await context.abort(error.code.status, error.message, metadata)
+    hint = error.hint.encode("ascii", "replace").decode()
+    metadata = ((CODE_KEY, error.code.name), (HINT_KEY, _shortened(hint, MAX_HINT)))
+    await context.abort(error.code.status, _shortened(error.message, MAX_MESSAGE), metadata)
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
