@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from veilfed.demo.federation import Federation
 from veilfed.demo.processes import command
@@ -19,6 +20,9 @@ from veilfed.ledger import Summary, verify
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.aggregator_pb2 import GetJobRequest, GetJobResponse, SubmitJobRequest, WatchJobRequest
 from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
+
+if TYPE_CHECKING:
+    from veilfed.v1.aggregator_pb2_grpc import JobServiceAsyncStub  # exists in the stubs alone
 
 __all__ = ["Stopwatch", "audit", "fetch", "run_jobs"]
 
@@ -56,7 +60,7 @@ def fetch(task: Task, packages: Path) -> None:
             raise VeilfedError(Code.DOWNLOAD_FAILED, f"`veilfed {what}` failed; its error is above")
 
 
-async def _run_job(jobs: JobServiceStub, spec_json: str, check: Callable[[], None]) -> GetJobResponse:
+async def _run_job(jobs: "JobServiceAsyncStub", spec_json: str, check: Callable[[], None]) -> GetJobResponse:
     """Submits one job and waits for its end. Raises VeilfedError(JOB_FAILED) if it fails."""
     submitted = await jobs.SubmitJob(SubmitJobRequest(spec=spec_json), timeout=RPC_SECONDS)
     async for _ in jobs.WatchJob(WatchJobRequest(job_id=submitted.job_id)):

@@ -1,4 +1,4 @@
-"""Leave one domain out: the jobs of the study and the N x N matrix of their accuracies (FEDOT, CVPR 2026, section 4)."""
+"""Leave one domain out: the jobs of the study and the N x N matrix of accuracies (FEDOT, CVPR 2026, section 4)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
