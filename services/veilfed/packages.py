@@ -22,7 +22,7 @@ from typing import IO, Literal
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 
-__all__ = ["PackageFile", "default_folder", "digest", "fetch", "locate"]
+__all__ = ["PackageFile", "default_folder", "digest", "fetch", "locate", "read"]
 
 # A member is read into memory; an archive that claims more than this is not one of ours.
 MAX_MEMBER_BYTES = 2 * 1024**3
@@ -83,6 +83,23 @@ def locate(file: PackageFile, folder: Path) -> Path:
     if not path.is_file():
         raise VeilfedError(Code.DATA_MISSING, f"{file.member} of {file.package} is not in {folder}")
     return path
+
+
+def read(file: PackageFile, folder: Path) -> bytes:
+    """The bytes of a fetched file, checked against its digest.
+
+    Raises VeilfedError: DATA_MISSING, FILE_UNUSABLE, or STATE_CORRUPT when it is not the file that was published.
+    """
+    path = locate(file, folder)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise VeilfedError(
+            Code.STATE_CORRUPT, f"{path} is not the published file", "Fetch it again: the damaged file is replaced."
+        )
+    return data
 
 
 def fetch(

@@ -13,9 +13,8 @@ from typing import Any
 import resvg_py
 
 from client_agent.data.config import EmojiConfig
-from client_agent.data.public import read
 from client_agent.data.samples import Samples, check_labels, invalid
-from veilfed.packages import PackageFile
+from veilfed.packages import PackageFile, read
 
 __all__ = ["FILES", "concepts", "load"]
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from client_agent.data.config import HeartConfig
-from client_agent.data.public import read
 from client_agent.data.samples import Samples, check_labels, check_texts, invalid
-from veilfed.packages import PackageFile
+from veilfed.packages import PackageFile, read
 
 __all__ = ["FILE", "load", "sentence"]
 

@@ -7,9 +7,8 @@ import hashlib
 from pathlib import Path
 
 from client_agent.data.config import VaderConfig
-from client_agent.data.public import read
 from client_agent.data.samples import Samples, check_labels, check_texts, content_group, invalid
-from veilfed.packages import PackageFile
+from veilfed.packages import PackageFile, read
 
 __all__ = ["FILES", "load"]
 

@@ -1,0 +1,190 @@
+"""Embeddings on disk, so that the foundation model sees each sample once.
+
+    FOLDER/VERSION-MODALITY.cache
+
+One file for each version of the oracle's model (which covers weights and preprocessing) and modality, with records of
+equal size that are only ever appended:
+
+    header  8 bytes magic, 4 bytes d, 4 bytes CRC-32 of both
+    record  32 bytes SHA-256 of the input, d float32, 4 bytes CRC-32 of both; everything little-endian
+
+A record that a crash cut off is removed before the next one is appended; one whose checksum does not fit counts as
+absent, so its input is asked for again and appended anew. Inputs are not stored, but embeddings tell much of them:
+the file is private (mode 0600).
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilfed.errors import Code, VeilfedError
+
+__all__ = ["EmbeddingCache", "key_of"]
+
+MAGIC = b"vfcache1"
+HEADER_BYTES = 16
+KEY_BYTES = 32
+
+Float = NDArray[np.float32]
+Inputs = Sequence[str] | Sequence[bytes]
+
+
+def key_of(value: str | bytes) -> bytes:
+    """SHA-256 of an input's content; of a text in UTF-8."""
+    return hashlib.sha256(value.encode() if isinstance(value, str) else value).digest()
+
+
+def _header(dimension: int) -> bytes:
+    body = MAGIC + dimension.to_bytes(4, "little")
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+class EmbeddingCache:
+    """The embeddings [d] of one model version. Several processes may use one file; a process needs one object of it."""
+
+    def __init__(self, folder: Path, version: str, modality: Literal["text", "image"], dimension: int) -> None:
+        """Opens the file, or makes it. A file that is no cache of this dimension is started anew.
+
+        `version` comes from the oracle and becomes a file name: it must be lower-case hexadecimal.
+        Raises VeilfedError: PROTOCOL_VIOLATION for another version or dimension < 1, FILE_UNUSABLE.
+        """
+        if not re.fullmatch(r"[0-9a-f]{1,128}", version) or not 1 <= dimension < 1 << 32:
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle's model card has no usable version or dimension")
+        self.path = folder / f"{version}-{modality}.cache"
+        self.dimension = dimension
+        self._record = np.dtype([("key", f"V{KEY_BYTES}"), ("vector", "<f4", (dimension,)), ("checksum", "<u4")])
+        self._positions: dict[bytes, int] = {}  # key -> number of its last record
+        self._known = 0  # records that have been indexed
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
+        try:
+            self._start()
+            self._index()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Inputs that have a record; a damaged one is found when it is looked up."""
+        return len(self._positions)
+
+    def get(self, inputs: Inputs) -> tuple[Float, NDArray[np.intp]]:
+        """Embeddings float32 [n, d] of the inputs, and the indices of those that are absent (their rows are 0)."""
+        self._index()
+        found = np.zeros((len(inputs), self.dimension), dtype=np.float32)
+        absent = []
+        values: Iterable[str | bytes] = inputs
+        for row, value in enumerate(values):
+            vector = self._read(key_of(value))
+            if vector is None:
+                absent.append(row)
+            else:
+                found[row] = vector
+        return found, np.array(absent, dtype=np.intp)
+
+    def add(self, inputs: Inputs, embeddings: Float) -> None:
+        """Appends the embeddings float32 [n, d] of n inputs in one write, and syncs them to disk.
+
+        Raises VeilfedError: INPUT_INVALID for another shape or values that are not finite, FILE_UNUSABLE.
+        """
+        if embeddings.shape != (len(inputs), self.dimension) or not np.isfinite(embeddings).all():
+            raise VeilfedError(
+                Code.INPUT_INVALID,
+                f"embeddings {list(embeddings.shape)} for {len(inputs)} inputs: finite [n, {self.dimension}] is needed",
+            )
+        records = np.zeros(len(inputs), dtype=self._record)
+        records["key"] = [np.void(key_of(value)) for value in inputs]
+        records["vector"] = embeddings
+        records["checksum"] = [zlib.crc32(record.tobytes()[:-4]) for record in records]
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                end = HEADER_BYTES + self._records() * self._record.itemsize
+                os.ftruncate(self._file, end)  # what a crash cut off, or nothing
+                _write(self._file, records.tobytes(), end)
+                os.fdatasync(self._file)
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
+        self._index()
+
+    def _start(self) -> None:
+        """Writes the header, unless it is there."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                header = _header(self.dimension)
+                if os.pread(self._file, HEADER_BYTES, 0) != header:
+                    os.ftruncate(self._file, 0)
+                    _write(self._file, header, 0)
+                    os.fdatasync(self._file)
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
+
+    def _records(self) -> int:
+        """Whole records in the file."""
+        return max(0, os.fstat(self._file).st_size - HEADER_BYTES) // self._record.itemsize
+
+    def _index(self) -> None:
+        """Learns the keys of records that were appended since the last time, by this process or another."""
+        count = self._records()
+        if count == self._known:
+            return
+        if count < self._known:  # started anew by another process
+            self._positions.clear()
+            self._known = 0
+        if not count:
+            return
+        records = np.memmap(self.path, self._record, "r", HEADER_BYTES, (count,))
+        keys = np.ascontiguousarray(records["key"][self._known :]).tobytes()
+        for number in range(count - self._known):
+            self._positions[keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]] = self._known + number
+        self._known = count
+
+    def _read(self, key: bytes) -> Float | None:
+        """The vector of a key; None if there is none or its record is damaged."""
+        number = self._positions.get(key)
+        if number is None:
+            return None
+        size = self._record.itemsize
+        data = os.pread(self._file, size, HEADER_BYTES + number * size)
+        if len(data) != size or data[:KEY_BYTES] != key or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            del self._positions[key]
+            return None
+        return np.frombuffer(data, dtype="<f4", count=self.dimension, offset=KEY_BYTES)
+
+
+def _write(file: int, data: bytes, position: int) -> None:
+    """All of `data` at a position."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, position)
+        view, position = view[written:], position + written
