@@ -12,7 +12,7 @@ from rich.table import Table
 
 from veilfed.errors import VeilfedError
 
-__all__ = ["Json", "failure", "progress", "result", "say", "table"]
+__all__ = ["Json", "failure", "line", "progress", "result", "say", "table"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -26,6 +26,12 @@ def result(document: Any, text: str | Table | None = None, as_json: bool = False
         sys.stdout.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
     elif text is not None:
         _console.print(text, markup=False) if isinstance(text, str) else _console.print(text)
+
+
+def line(document: Any) -> None:
+    """Prints a document as one line of JSON, at once: for commands that go on and on."""
+    sys.stdout.write(json.dumps(document, sort_keys=True) + "\n")
+    sys.stdout.flush()
 
 
 def say(text: str) -> None:

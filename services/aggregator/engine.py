@@ -1,0 +1,293 @@
+"""The running aggregator: transactions, and what follows from them. Event loop only; work that blocks is in threads."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from aggregator.artifacts import Artifacts
+from aggregator.hub import Hub, Stream
+from aggregator.rounds import queries, sessions
+from aggregator.rounds.book import Job
+from aggregator.rounds.machine import Machine
+from aggregator.rounds.records import Effects, Live, Offer
+from aggregator.store.database import Database
+from aggregator.strategies import strategy_for
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity
+from veilfed.jobs import parse_job
+from veilfed.logs import get_logger
+from veilfed.protocol import INLINE_LIMIT
+from veilfed.v1.aggregator_pb2 import (
+    TASK_KIND_EVALUATE,
+    TASK_KIND_TRAIN,
+    Task,
+    TaskEnded,
+    WorkResponse,
+)
+from veilfed.v1.tensor_pb2 import Artifact, TensorMap
+from veilfed.wire.tensors import Arrays, map_bytes, parse_map
+
+__all__ = ["Engine", "now_ms"]
+
+log = get_logger("aggregator.engine")
+
+Result = TypeVar("Result")
+
+TICK_SECONDS = 0.2
+RETRY_SECONDS = 5.0
+MAX_CACHED_MODELS = 8
+
+
+def now_ms() -> int:
+    """Milliseconds since the Unix epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class _Damaged(Exception):  # noqa: N818
+    """Updates that are not what was kept."""
+
+    def __init__(self, institutions: list[str]) -> None:
+        super().__init__()
+        self.institutions = institutions
+
+
+class Engine:
+    """Ties the state machine to the database, the artifacts and the connected agents."""
+
+    def __init__(
+        self, database: Database, artifacts: Artifacts, lease_seconds: float, clock: Callable[[], int] = now_ms
+    ) -> None:
+        lease_ms = round(lease_seconds * 1000)
+        self.clock, self.lease_seconds = clock, lease_seconds
+        self.machine = Machine(clock, lease_ms)
+        self.hub = Hub(clock, lease_ms)
+        self.artifacts = artifacts
+        self._database = database
+        self._models: OrderedDict[str, TensorMap] = OrderedDict()
+        self._folds: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.stopping = False
+        self._chores: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Migrates the database and takes up what was under way."""
+        await self._database.open()
+        await self._clean()
+        await self._tick()
+        self._spawn(self._keep_ticking())
+
+    async def stop(self) -> None:
+        """Ends the streams and the timer. What is under way is taken up at the next start."""
+        self.stopping = True
+        self.hub.close()
+        tasks = [*self._folds.values(), *self._chores]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, chore: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def _clean(self) -> None:
+        """Removes the files of jobs that ended when the service did."""
+        running = await self.run(queries.running)
+        for job_id in await asyncio.to_thread(self.artifacts.jobs) - running:
+            await asyncio.to_thread(self.artifacts.drop_job, job_id)
+
+    async def run(self, function: Callable[[Connection], Result]) -> Result:
+        """One transaction."""
+        return await self._database.run(function)
+
+    async def change(self, function: Callable[[Connection], Effects]) -> None:
+        """One transition and what follows from it."""
+        self.apply(await self.run(function))
+
+    async def change_live(self, function: Callable[[Connection, Live], Effects]) -> None:
+        """A transition that gives tasks to who is connected. Who connected in the meantime gets theirs after it."""
+        before = self.hub.live()
+        await self.change(lambda connection: function(connection, before))
+        for institution, session in self.hub.live().items():
+            if before.get(institution) != session:
+                await self.change(partial(self._offer, institution=institution, session=session))
+
+    def _offer(self, connection: Connection, institution: str, session: str) -> Effects:
+        offers = sessions.offer(connection, session, institution, self.clock(), self.machine.lease_ms)
+        return Effects(offers=offers)
+
+    def apply(self, effects: Effects) -> None:
+        """Tells agents and watchers, and starts folds. The transaction is committed by now."""
+        for ended in effects.ended:
+            message = TaskEnded(job_id=ended.job_id, round=ended.round, token=ended.token, reason=ended.reason)
+            self.hub.send(ended.session, WorkResponse(ended=message))
+        for offer in effects.offers:
+            self.hub.send(offer.session, offer)
+        for key in effects.folds:
+            if key not in self._folds:
+                self._folds[key] = asyncio.create_task(self._fold(*key))
+        for job_id in effects.jobs_ended:
+            self.machine.forget(job_id)
+            log.info("job ended", job=job_id)
+            self._spawn(asyncio.to_thread(self.artifacts.drop_job, job_id))
+        for job_id in effects.changed:
+            self.hub.wake(job_id)
+
+    # Time.
+
+    async def _keep_ticking(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await self._tick()
+            except Exception as error:  # the timer must outlive a full disk
+                log.error("timer", exc_info=error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _tick(self) -> None:
+        await self.change_live(self.machine.tick)
+
+    # Jobs and agents.
+
+    async def submit(self, text: str) -> str:
+        """Starts a job; returns its id. Raises VeilfedError(JOB_INVALID)."""
+        spec = parse_job(text)
+        strategy = strategy_for(spec)
+        model = await asyncio.to_thread(lambda: self.artifacts.put_model(map_bytes(strategy.initial())))
+        job_id = ""
+
+        def submit(connection: Connection, live: Live) -> Effects:
+            nonlocal job_id
+            job_id, effects = self.machine.submit(connection, spec, model, live)
+            return effects
+
+        await self.change_live(submit)
+        log.info("job submitted", job=job_id, rounds=spec.rounds, clients=len(spec.cohort.train))
+        return job_id
+
+    async def cancel(self, job_id: str, by: Identity) -> None:
+        await self.change(partial(self.machine.cancel, job_id=job_id, by=by))
+
+    async def join(self, identity: Identity, software_version: str) -> str:
+        """A new session; the identity's older one ends. Returns its secret."""
+        secret, before = await self.run(
+            partial(sessions.join, identity=identity, software_version=software_version, now=self.clock())
+        )
+        if before:
+            self.hub.end_session(before)
+        log.info("agent joined", identity=str(identity))
+        return secret
+
+    async def connect(self, session: str, identity: Identity) -> Stream:
+        """A stream for the session (digest), with its open tasks. Raises VeilfedError(SESSION_INVALID)."""
+        await self.run(partial(sessions.check, session=session, identity=identity))
+        stream = Stream(session, identity, self.clock())
+        self.hub.connect(stream)
+        live = self.hub.live()
+
+        def offer(connection: Connection) -> Effects:
+            sessions.check(connection, session, identity)
+            now, institution = self.clock(), identity.institution
+            sessions.renew(connection, session, "connected", now, self.machine.lease_ms)
+            offers = sessions.offer(connection, session, institution, now, self.machine.lease_ms, again=True)
+            effects = self.machine.open_pending(connection, institution, live)
+            effects.offers = offers + effects.offers
+            return effects
+
+        try:
+            await self.change(offer)
+        except BaseException:
+            self.hub.disconnect(stream)
+            raise
+        return stream
+
+    async def heartbeat(self, stream: Stream, activity: str) -> None:
+        stream.last_seen_ms = self.clock()
+
+        def renew(connection: Connection) -> Effects:
+            sessions.renew(connection, stream.session, activity, self.clock(), self.machine.lease_ms)
+            return self._offer(connection, stream.identity.institution, stream.session)
+
+        await self.change(renew)
+
+    # Models.
+
+    async def task(self, offer: Offer) -> WorkResponse:
+        """The message of an offer."""
+        job = await self.job(offer.job_id)
+        task = Task(
+            job_id=offer.job_id,
+            round=offer.round,
+            kind=TASK_KIND_TRAIN if offer.trains else TASK_KIND_EVALUATE,
+            token=offer.token,
+            spec_json=job.spec_json,
+            deadline_unix_ms=offer.deadline_ms,
+        )
+        if offer.model.size > INLINE_LIMIT:
+            task.artifact.CopyFrom(Artifact(sha256=offer.model.sha256, size=offer.model.size))
+        else:
+            task.tensors.CopyFrom(await self._inline(offer.model.sha256))
+        return WorkResponse(task=task)
+
+    async def job(self, job_id: str) -> Job:
+        """Raises VeilfedError(NOT_FOUND)."""
+        found = self.machine.remembered(job_id)
+        return found if found is not None else await self.run(lambda c: self.machine.job(c, job_id))
+
+    async def _inline(self, sha256: str) -> TensorMap:
+        if sha256 not in self._models:
+            data = await asyncio.to_thread(self.artifacts.model, sha256)
+            self._models[sha256] = TensorMap.FromString(data)
+        self._models.move_to_end(sha256)
+        while len(self._models) > MAX_CACHED_MODELS:
+            self._models.popitem(last=False)
+        return self._models[sha256]
+
+    # Folding.
+
+    async def _fold(self, job_id: str, number: int) -> None:
+        """Folds a round from the kept updates and publishes the result."""
+        try:
+            job = await self.job(job_id)
+            inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
+            try:
+                data = await asyncio.to_thread(self._folded, job, number, inputs)
+            except _Damaged as damaged:
+                log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
+                lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
+                await self.change(lost)
+                return  # the timer folds again what is left
+            model = await asyncio.to_thread(self.artifacts.put_model, data)
+            await self.change_live(
+                lambda connection, live: self.machine.publish(connection, job_id, number, model, live)
+            )
+            await asyncio.to_thread(self.artifacts.drop_updates, job_id, number)
+        except Exception as error:  # such as a full disk: the round stays, and is tried again
+            log.error("folding failed", job=job_id, round=number, exc_info=error)
+            await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._folds.pop((job_id, number), None)
+
+    def _folded(self, job: Job, number: int, inputs: list[tuple[str, float, str]]) -> bytes:
+        damaged: list[str] = []
+
+        def updates() -> Iterator[tuple[float, Arrays]]:
+            for institution, weight, sha256 in inputs:
+                try:
+                    arrays = parse_map(self.artifacts.update(job.id, number, institution, sha256))
+                except VeilfedError as error:
+                    if error.code is not Code.ARTIFACT_INVALID:
+                        raise
+                    damaged.append(institution)
+                else:
+                    yield weight, arrays
+
+        try:
+            return map_bytes(job.strategy.fold(updates()))
+        finally:
+            if damaged:
+                raise _Damaged(damaged)

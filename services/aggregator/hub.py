@@ -1,0 +1,114 @@
+"""Who is connected: the open Work streams of the agents and those who watch jobs. Event loop only."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from aggregator.rounds.records import Live, Offer
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity
+from veilfed.v1.aggregator_pb2 import WorkResponse
+
+__all__ = ["Hub", "Stream"]
+
+# Messages that may wait for an agent that does not read. More means that it is stuck.
+MAX_QUEUE = 64
+
+
+class Stream:
+    """One Work stream: what is to be sent down. Offers become messages only when they are sent."""
+
+    def __init__(self, session: str, identity: Identity, now: int) -> None:
+        self.session, self.identity = session, identity
+        self.last_seen_ms = now
+        self._queue: asyncio.Queue[Offer | WorkResponse] = asyncio.Queue(MAX_QUEUE)
+        self._closed = asyncio.Event()
+        self._error: VeilfedError | None = None
+
+    def send(self, item: Offer | WorkResponse) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except asyncio.QueueFull:
+            self.close(VeilfedError(Code.SESSION_INVALID, "the agent does not read what it is sent"))
+
+    def close(self, error: VeilfedError | None = None) -> None:
+        """Ends the stream, with an error or in order; the first close counts."""
+        if not self._closed.is_set():
+            self._error = error
+            self._closed.set()
+            if self._queue.empty():
+                self._queue.put_nowait(WorkResponse())  # wakes `next`
+
+    async def next(self) -> Offer | WorkResponse | None:
+        """What to send next; None at an orderly end. Raises VeilfedError when the stream was closed with one."""
+        item = await self._queue.get()
+        if not self._closed.is_set():
+            return item
+        if self._error is not None:
+            raise self._error
+        return None
+
+
+class Hub:
+    """`clock` gives milliseconds since the Unix epoch."""
+
+    def __init__(self, clock: Callable[[], int], lease_ms: int) -> None:
+        self._clock, self._lease_ms = clock, lease_ms
+        self._streams: dict[str, Stream] = {}
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+
+    def connect(self, stream: Stream) -> None:
+        """Adds a stream; an older stream of the same session ends."""
+        before = self._streams.pop(stream.session, None)
+        if before is not None:
+            before.close(VeilfedError(Code.SESSION_INVALID, "a newer stream of this session was opened"))
+        self._streams[stream.session] = stream
+
+    def disconnect(self, stream: Stream) -> None:
+        if self._streams.get(stream.session) is stream:
+            del self._streams[stream.session]
+
+    def end_session(self, session: str) -> None:
+        """Ends the stream of a session that a later Join replaced."""
+        stream = self._streams.pop(session, None)
+        if stream is not None:
+            stream.close(VeilfedError(Code.SESSION_INVALID, "a later Join ended this session"))
+
+    def close(self) -> None:
+        """Ends all streams and wakes all watchers, for the service stops."""
+        for stream in self._streams.values():
+            stream.close(VeilfedError(Code.UNREACHABLE, "the aggregator is stopping", "Connect again later."))
+        self._streams.clear()
+        for job_id in list(self._watchers):
+            self.wake(job_id)
+
+    def live(self) -> Live:
+        """The agent of each institution that gets its tasks: of those that are not silent, the longest connected."""
+        earliest = self._clock() - self._lease_ms
+        found: dict[str, str] = {}
+        for stream in self._streams.values():
+            if stream.last_seen_ms >= earliest:
+                found.setdefault(stream.identity.institution, stream.session)
+        return found
+
+    def send(self, session: str, item: Offer | WorkResponse) -> None:
+        """Nothing happens if the session has no stream: what is open is offered again when it has."""
+        stream = self._streams.get(session)
+        if stream is not None:
+            stream.send(item)
+
+    @contextmanager
+    def watching(self, job_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever the job has changed."""
+        event = asyncio.Event()
+        self._watchers.setdefault(job_id, set()).add(event)
+        try:
+            yield event
+        finally:
+            self._watchers[job_id].discard(event)
+            if not self._watchers[job_id]:
+                del self._watchers[job_id]
+
+    def wake(self, job_id: str) -> None:
+        for event in self._watchers.get(job_id, ()):
+            event.set()

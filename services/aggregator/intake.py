@@ -1,0 +1,130 @@
+"""What agents answer: updates through the gate into the round, with a countersigned receipt, or typed refusals."""
+
+import asyncio
+from functools import partial
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from aggregator import gate
+from aggregator.engine import Engine
+from aggregator.hub import Stream
+from aggregator.rounds.book import Job
+from aggregator.rounds.machine import Claim, Taken
+from aggregator.rounds.records import Refused
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.certificates import load_key
+from veilfed.identity.material import Credentials
+from veilfed.ledger import Head, head_statement
+from veilfed.v1.aggregator_pb2 import Receipt, Rejection, TaskRefusal, Update, WorkResponse
+from veilfed.wire.tensors import Arrays, map_bytes, parse_map, unpack_map
+
+__all__ = ["Intake"]
+
+MAX_REASON = 300
+
+
+class Intake:
+    """Takes the answers of all streams."""
+
+    def __init__(self, engine: Engine, credentials: Credentials) -> None:
+        self._engine = engine
+        self._key = load_key(credentials.key_pem, "key")
+        self._certificate_pem = credentials.certificate_pem
+
+    async def update(self, stream: Stream, update: Update) -> None:
+        """Answers with a Receipt or a Rejection on the stream."""
+        claim = Claim(stream.identity, stream.session, update.job_id, update.round, update.token)
+        engine = self._engine
+        try:
+            task = await engine.run(partial(engine.machine.find, claim=claim))
+            gate.check_head(update.ledger_head)
+            job = await engine.job(task.job_id)
+            taken = await asyncio.to_thread(self._gated, job, claim, update, task.trains)
+            effects = await engine.run(partial(engine.machine.accept, claim=claim, taken=taken))
+        except VeilfedError as error:
+            stream.send(_rejection(claim, error))
+            if error.code is Code.UPDATE_INVALID:
+                await self._exclude(claim, Refused(error.code.name, error.message))
+            return
+        # The receipt goes first: what follows may be the next task.
+        stream.send(WorkResponse(receipt=self._receipt(claim, update)))
+        engine.apply(effects)
+        if update.WhichOneof("parameters") == "artifact":
+            await asyncio.to_thread(
+                engine.artifacts.drop_upload, job.id, claim.identity.institution, update.artifact.sha256
+            )
+
+    def _gated(self, job: Job, claim: Claim, update: Update, trains: bool) -> Taken:
+        """Runs the gate and keeps the parameters.
+
+        Raises VeilfedError: UPDATE_INVALID for content that excludes; others, such as ARTIFACT_INVALID for an upload
+        that is not whole, exclude nobody.
+        """
+        gate.check_weight(update.weight, trains, job.spec)
+        evaluations = gate.check_evaluations(update)
+        institution, sha256 = claim.identity.institution, ""
+        arrays = self._parameters(job, institution, update)
+        if trains:
+            if arrays is None:
+                raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
+            gate.check_parameters(arrays, job.strategy.shapes, job.spec)
+            sha256 = self._engine.artifacts.put_update(job.id, claim.round, institution, map_bytes(arrays))
+        elif arrays is not None:
+            raise VeilfedError(Code.UPDATE_INVALID, "an evaluation has no parameters")
+        return Taken(sha256, update.weight, evaluations, update.ledger_head)
+
+    def _parameters(self, job: Job, institution: str, update: Update) -> Arrays | None:
+        kind = update.WhichOneof("parameters")
+        if kind is None:
+            return None
+        data = b""
+        if kind == "artifact":
+            data = self._engine.artifacts.uploaded(job.id, institution, update.artifact.sha256)
+        try:
+            return parse_map(data) if kind == "artifact" else unpack_map(update.tensors)
+        except VeilfedError as error:
+            raise VeilfedError(Code.UPDATE_INVALID, f"parameters: {error.message}") from None
+
+    async def _exclude(self, claim: Claim, refused: Refused) -> None:
+        engine = self._engine
+        try:
+            await engine.change(partial(engine.machine.exclude, claim=claim, refused=refused))
+        except VeilfedError:
+            return  # the round has closed in the meantime: nobody to leave out
+
+    def _receipt(self, claim: Claim, update: Update) -> Receipt:
+        head = Head(update.ledger_head.records, update.ledger_head.sha256)
+        statement = head_statement(claim.identity, claim.job_id, claim.round, head)
+        return Receipt(
+            job_id=claim.job_id,
+            round=claim.round,
+            token=claim.token,
+            ledger_head=update.ledger_head,
+            signature=self._key.sign(statement, ec.ECDSA(SHA256())),
+            certificate_pem=self._certificate_pem,
+        )
+
+    async def refusal(self, stream: Stream, refusal: TaskRefusal) -> None:
+        """Excludes the institution from the round, as it asks."""
+        claim = Claim(stream.identity, stream.session, refusal.job_id, refusal.round, refusal.token)
+        code = refusal.code if refusal.code in Code.__members__ else Code.PROTOCOL_VIOLATION.name
+        reason = "".join(c if c.isprintable() else " " for c in refusal.reason[:MAX_REASON])
+        engine = self._engine
+        try:
+            await engine.change(partial(engine.machine.exclude, claim=claim, refused=Refused(code, reason)))
+        except VeilfedError as error:
+            stream.send(_rejection(claim, error))
+
+
+def _rejection(claim: Claim, error: VeilfedError) -> WorkResponse:
+    return WorkResponse(
+        rejection=Rejection(
+            job_id=claim.job_id,
+            round=claim.round,
+            token=claim.token,
+            code=error.code.name,
+            message=error.message,
+            hint=error.hint,
+        )
+    )

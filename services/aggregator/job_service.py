@@ -1,0 +1,65 @@
+"""The JobService: the administrators' side."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+
+from aggregator.engine import Engine
+from aggregator.rounds import queries
+from veilfed.rpc.server import peer
+from veilfed.v1.aggregator_pb2 import (
+    CancelJobRequest,
+    CancelJobResponse,
+    GetJobRequest,
+    GetJobResponse,
+    ListJobsRequest,
+    ListJobsResponse,
+    SubmitJobRequest,
+    SubmitJobResponse,
+    WatchJobRequest,
+    WatchJobResponse,
+)
+from veilfed.v1.aggregator_pb2_grpc import JobServiceServicer
+
+__all__ = ["Jobs"]
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Jobs(JobServiceServicer):
+    """Submit, list, get, watch, cancel."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def SubmitJob(self, request: SubmitJobRequest, context: Context) -> SubmitJobResponse:  # noqa: N802
+        return SubmitJobResponse(job_id=await self._engine.submit(request.spec))
+
+    async def ListJobs(self, request: ListJobsRequest, context: Context) -> ListJobsResponse:  # noqa: N802
+        return ListJobsResponse(jobs=await self._engine.run(lambda c: queries.summaries(c, request.limit)))
+
+    async def GetJob(self, request: GetJobRequest, context: Context) -> GetJobResponse:  # noqa: N802
+        connected = set(self._engine.hub.live())
+        return await self._engine.run(lambda c: queries.details(c, request.job_id, connected))
+
+    async def WatchJob(  # noqa: N802
+        self, request: WatchJobRequest, context: Context
+    ) -> AsyncIterator[WatchJobResponse]:
+        after = request.after
+        with self._engine.hub.watching(request.job_id) as changed:
+            while not self._engine.stopping:
+                changed.clear()
+                events, ended = await self._engine.run(partial(queries.events, job_id=request.job_id, after=after))
+                for event in events:
+                    yield event
+                    after = event.number
+                if ended:
+                    return
+                if not events:
+                    await changed.wait()
+
+    async def CancelJob(self, request: CancelJobRequest, context: Context) -> CancelJobResponse:  # noqa: N802
+        await self._engine.cancel(request.job_id, peer())
+        return CancelJobResponse()

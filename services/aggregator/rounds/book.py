@@ -1,0 +1,64 @@
+"""What all transitions share: the clock, the jobs' specifications, the events."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from aggregator.rounds.records import Effects
+from aggregator.store.schema import EventRow, JobRow
+from aggregator.strategies import Fedot, strategy_for
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import JobSpec
+from veilfed.v1.aggregator_pb2 import Evaluation
+
+__all__ = ["Book", "Job", "evaluations_json"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What of a job never changes."""
+
+    id: str
+    spec: JobSpec
+    spec_json: str
+    strategy: Fedot
+
+
+def evaluations_json(evaluations: list[Evaluation]) -> str:
+    """The form in which the database keeps counts."""
+    return json.dumps([[item.name, item.correct, item.total] for item in evaluations])
+
+
+class Book:
+    """`clock` gives milliseconds since the Unix epoch."""
+
+    def __init__(self, clock: Callable[[], int], lease_ms: int) -> None:
+        self.clock = clock
+        self.lease_ms = lease_ms
+        self._jobs: dict[str, Job] = {}
+
+    def job(self, connection: Connection, job_id: str) -> Job:
+        """Raises VeilfedError(NOT_FOUND)."""
+        if job_id not in self._jobs:
+            spec_json = connection.execute(select(JobRow.spec_json).where(JobRow.id == job_id)).scalar()
+            if spec_json is None:
+                raise VeilfedError(Code.NOT_FOUND, "there is no such job")
+            spec = JobSpec.model_validate_json(spec_json)
+            self._jobs[job_id] = Job(job_id, spec, spec_json, strategy_for(spec))
+        return self._jobs[job_id]
+
+    def remembered(self, job_id: str) -> Job | None:
+        """The job, if it need not be read."""
+        return self._jobs.get(job_id)
+
+    def event(self, connection: Connection, effects: Effects, job_id: str, kind: str, **values: Any) -> None:
+        """Writes down what happened; values are columns of EventRow."""
+        connection.execute(insert(EventRow).values(job_id=job_id, time_ms=self.clock(), kind=kind, **values))
+        effects.changed.add(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Drops what is remembered of a job that has ended; it can be read again."""
+        self._jobs.pop(job_id, None)

@@ -1,0 +1,193 @@
+"""How a round ends: everybody has answered, time is over, or the quorum is out of reach."""
+
+from sqlalchemy import Connection, and_, func, select, update
+
+from aggregator.rounds.book import Book, Job
+from aggregator.rounds.records import OPEN_TASKS, Effects, Ended, JobState, Refused, RoundState, TaskState
+from aggregator.store.schema import AgentRow, JobRow, RoundRow, TaskRow
+from veilfed.errors import Code
+
+__all__ = ["Closing"]
+
+
+class Closing(Book):
+    """All methods run in one transaction of the caller."""
+
+    def _end_job(
+        self, connection: Connection, job: Job, state: JobState, round_state: RoundState, why: str, effects: Effects
+    ) -> bool:
+        """Ends a running job and its current round; False if it was not running."""
+        error = why if state is JobState.FAILED else ""
+        ended = connection.execute(
+            update(JobRow)
+            .where(JobRow.id == job.id, JobRow.state == JobState.RUNNING)
+            .values(state=state, ended_ms=self.clock(), error=error)
+        )
+        if ended.rowcount == 0:
+            return False
+        current = (RoundState.PENDING, RoundState.OPEN, RoundState.FOLDING)
+        connection.execute(
+            update(RoundRow).where(RoundRow.job_id == job.id, RoundRow.state.in_(current)).values(state=round_state)
+        )
+        self._end_tasks(connection, job.id, None, why, effects)
+        effects.jobs_ended.add(job.id)
+        return True
+
+    def _excluded(
+        self, connection: Connection, job_id: str, number: int, institution: str, refused: Refused, effects: Effects
+    ) -> None:
+        text = f"{refused.code}: {refused.reason}"
+        self.event(connection, effects, job_id, "client_excluded", round=number, institution=institution, text=text)
+
+    def _advance(
+        self, connection: Connection, job_id: str, number: int, effects: Effects, quorum_ms: int, due: bool = False
+    ) -> None:
+        """Closes the round if it is time: all have answered, or `due`, or the quorum is out of reach."""
+        job = self.job(connection, job_id)
+        tally = {
+            (counts, state): n
+            for counts, state, n in connection.execute(
+                select(TaskRow.counts, TaskRow.state, func.count())
+                .where(TaskRow.job_id == job_id, TaskRow.round == number)
+                .group_by(TaskRow.counts, TaskRow.state)
+            )
+        }
+        done = tally.get((True, TaskState.DONE), 0)
+        possible = len(job.spec.cohort.train) - tally.get((True, TaskState.EXCLUDED), 0)
+        waiting = any(state in OPEN_TASKS for _, state in tally)
+        if possible < job.spec.quorum:
+            self._fail(connection, job, number, f"{possible} updates are still possible", effects)
+        elif done >= job.spec.quorum and (due or not waiting or job.spec.grace_seconds == 0):
+            self._close(connection, job, number, waiting, effects)
+        elif due:
+            self._fail(connection, job, number, f"{done} updates had come by the deadline", effects)
+        elif done >= job.spec.quorum and quorum_ms == 0:
+            self._start_grace(connection, job, number)
+
+    def _start_grace(self, connection: Connection, job: Job, number: int) -> None:
+        now = self.clock()
+        over = now + round(job.spec.grace_seconds * 1000)
+        key = and_(RoundRow.job_id == job.id, RoundRow.number == number)
+        connection.execute(update(RoundRow).where(key).values(quorum_ms=now))
+        connection.execute(update(RoundRow).where(key, RoundRow.due_ms > over).values(due_ms=over))
+
+    def _close(self, connection: Connection, job: Job, number: int, waiting: bool, effects: Effects) -> None:
+        """Ends the wait for updates; the fold comes next, except after the closing evaluation."""
+        closing = number == job.spec.rounds
+        closed = connection.execute(
+            update(RoundRow)
+            .where(RoundRow.job_id == job.id, RoundRow.number == number, RoundRow.state == RoundState.OPEN)
+            .values(state=RoundState.PUBLISHED if closing else RoundState.FOLDING)
+        )
+        if closed.rowcount == 0:
+            return
+        if waiting:
+            self._end_tasks(connection, job.id, number, "the round closed after quorum and grace", effects)
+        if not closing:
+            effects.folds.append((job.id, number))
+            return
+        self.event(connection, effects, job.id, "round_published", round=number, text="closing evaluation")
+        self._end_job(connection, job, JobState.DONE, RoundState.FAILED, "", effects)
+        self.event(connection, effects, job.id, "job_done", round=number)
+
+    def _end_tasks(
+        self, connection: Connection, job_id: str, number: int | None, why: str, effects: Effects
+    ) -> list[str]:
+        """Marks the open tasks of the job (and round) as missing, each with what is known; returns the reports."""
+        where = [TaskRow.job_id == job_id, TaskRow.state.in_(OPEN_TASKS)]
+        if number is not None:
+            where.append(TaskRow.round == number)
+        rows = connection.execute(
+            select(TaskRow.institution, TaskRow.round, TaskRow.state, TaskRow.leased_to, TaskRow.token).where(*where)
+        ).all()
+        reports = []
+        for row in rows:
+            reason = self._absence(connection, row.institution)
+            reports.append(f"{row.institution} ({reason})")
+            connection.execute(
+                update(TaskRow)
+                .where(TaskRow.token == row.token)
+                .values(state=TaskState.MISSING, reason=reason, finished_ms=self.clock())
+            )
+            if row.leased_to:
+                effects.ended.append(Ended(row.leased_to, job_id, row.round, row.token, why))
+            self.event(
+                connection,
+                effects,
+                job_id,
+                "client_missing",
+                round=row.round,
+                institution=row.institution,
+                text=reason,
+            )
+        return reports
+
+    def _absence(self, connection: Connection, institution: str) -> str:
+        """What is known of an institution that did not answer."""
+        seen = connection.execute(
+            select(AgentRow.last_seen_ms, AgentRow.activity)
+            .where(AgentRow.institution == institution)
+            .order_by(AgentRow.last_seen_ms.desc())
+            .limit(1)
+        ).one_or_none()
+        if seen is None:
+            return "never joined"
+        ago = max(0, self.clock() - seen.last_seen_ms) / 1000
+        return f"no answer; last seen {ago:.0f} s before, {seen.activity or 'activity unknown'}"
+
+    def _fail(self, connection: Connection, job: Job, number: int, what: str, effects: Effects) -> None:
+        missing = self._end_tasks(connection, job.id, number, "the round failed", effects)
+        excluded = [
+            f"{row.institution} ({row.code}: {row.reason})"
+            for row in connection.execute(
+                select(TaskRow.institution, TaskRow.code, TaskRow.reason).where(
+                    TaskRow.job_id == job.id, TaskRow.round == number, TaskRow.state == TaskState.EXCLUDED
+                )
+            )
+        ]
+        message = f"round {number}: the quorum is {job.spec.quorum}, {what}"
+        for label, names in (("missing", missing), ("excluded", excluded)):
+            if names:
+                message += f"; {label}: " + ", ".join(names[:50]) + (", ..." if len(names) > 50 else "")
+        if self._end_job(connection, job, JobState.FAILED, RoundState.FAILED, message, effects):
+            self.event(connection, effects, job.id, "job_failed", round=number, text=message)
+
+    # Folding.
+
+    def folding(self, connection: Connection) -> list[tuple[str, int]]:
+        """The rounds that are to be folded: after a restart, those that were being folded before."""
+        rows = connection.execute(
+            select(RoundRow.job_id, RoundRow.number).where(RoundRow.state == RoundState.FOLDING)
+        ).all()
+        return [(row.job_id, row.number) for row in rows]
+
+    def inputs(self, connection: Connection, job_id: str, number: int) -> list[tuple[str, float, str]]:
+        """(institution, weight, SHA-256) of the updates that the round took."""
+        rows = connection.execute(
+            select(TaskRow.institution, TaskRow.weight, TaskRow.update_sha256)
+            .where(TaskRow.job_id == job_id, TaskRow.round == number, TaskRow.state == TaskState.DONE, TaskRow.trains)
+            .order_by(TaskRow.institution)
+        ).all()
+        return [(row.institution, row.weight, row.update_sha256) for row in rows]
+
+    def lose(self, connection: Connection, job_id: str, number: int, institutions: list[str]) -> Effects:
+        """Excludes institutions whose kept updates were damaged, while folding; the fold starts again without."""
+        effects, refused = Effects(), Refused(Code.STATE_CORRUPT.name, "the kept update is damaged")
+        for institution in institutions:
+            lost = connection.execute(
+                update(TaskRow)
+                .where(
+                    TaskRow.job_id == job_id,
+                    TaskRow.round == number,
+                    TaskRow.institution == institution,
+                    TaskRow.state == TaskState.DONE,
+                )
+                .values(state=TaskState.EXCLUDED, code=refused.code, reason=refused.reason)
+            )
+            if lost.rowcount:
+                self._excluded(connection, job_id, number, institution, refused, effects)
+        job = self.job(connection, job_id)
+        left = len(self.inputs(connection, job_id, number))
+        if left < job.spec.quorum:
+            self._fail(connection, job, number, f"{left} updates are left", effects)
+        return effects

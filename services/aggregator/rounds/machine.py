@@ -1,0 +1,263 @@
+"""The transitions of jobs and rounds. All methods run in one transaction of the caller and return its effects.
+
+    pending --quorum is connected--> open --all answered, grace or deadline over--> folding --model kept--> published
+    any of these --quorum out of reach, or deadline without it--> failed;  --an administrator--> cancelled
+
+Round T, the closing evaluation, has nothing to fold and goes from open to published.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, insert, select, update
+
+from aggregator.artifacts import Ref
+from aggregator.rounds import sessions
+from aggregator.rounds.book import evaluations_json
+from aggregator.rounds.closing import Closing
+from aggregator.rounds.records import (
+    OPEN_TASKS,
+    Effects,
+    JobState,
+    Live,
+    Offer,
+    Refused,
+    RoundState,
+    TaskState,
+)
+from aggregator.store.schema import JobRow, RoundRow, TaskRow
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity
+from veilfed.jobs import JobSpec
+from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead
+
+__all__ = ["Claim", "Machine", "Taken"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An update that has passed the gate."""
+
+    update_sha256: str
+    weight: float
+    evaluations: list[Evaluation]
+    head: LedgerHead
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who says to answer which task."""
+
+    identity: Identity
+    session: str
+    job_id: str
+    round: int
+    token: str
+
+
+class Machine(Closing):
+    """Jobs and rounds from their start; their end is in Closing."""
+
+    # Jobs.
+
+    def submit(self, connection: Connection, spec: JobSpec, model: Ref, live: Live) -> tuple[str, Effects]:
+        """A new job, whose round 0 opens now or when a quorum is connected."""
+        job_id, effects = f"{spec.name}-{secrets.token_hex(4)}", Effects()
+        connection.execute(
+            insert(JobRow).values(
+                id=job_id,
+                name=spec.name,
+                strategy=spec.strategy.name,
+                spec_json=spec.model_dump_json(),
+                state=JobState.RUNNING,
+                rounds=spec.rounds,
+                created_ms=self.clock(),
+            )
+        )
+        self._insert_round(connection, job_id, 0, model)
+        self.event(connection, effects, job_id, "job_submitted", text=spec.name)
+        self._open_if_quorum(connection, job_id, live, effects)
+        return job_id, effects
+
+    def cancel(self, connection: Connection, job_id: str, by: Identity) -> Effects:
+        """Raises VeilfedError: NOT_FOUND, JOB_ENDED."""
+        effects = Effects()
+        job = self.job(connection, job_id)
+        if not self._end_job(
+            connection, job, JobState.CANCELLED, RoundState.CANCELLED, "the job was cancelled", effects
+        ):
+            raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended already")
+        self.event(connection, effects, job_id, "job_cancelled", text=f"by {by}")
+        return effects
+
+    # Rounds.
+
+    def _insert_round(self, connection: Connection, job_id: str, number: int, model: Ref) -> None:
+        connection.execute(
+            insert(RoundRow).values(
+                job_id=job_id,
+                number=number,
+                state=RoundState.PENDING,
+                model_sha256=model.sha256,
+                model_size=model.size,
+            )
+        )
+
+    def open_pending(self, connection: Connection, institution: str, live: Live) -> Effects:
+        """Opens the rounds that waited for a quorum to connect, of the jobs in which the institution trains."""
+        effects = Effects()
+        pending = (
+            connection.execute(select(RoundRow.job_id).where(RoundRow.state == RoundState.PENDING)).scalars().all()
+        )
+        for job_id in pending:
+            if institution in self.job(connection, job_id).spec.cohort.train:
+                self._open_if_quorum(connection, job_id, live, effects)
+        return effects
+
+    def _open_if_quorum(self, connection: Connection, job_id: str, live: Live, effects: Effects) -> None:
+        spec = self.job(connection, job_id).spec
+        if sum(name in live for name in spec.cohort.train) >= spec.quorum:
+            self._open(connection, job_id, 0, live, effects)
+
+    def _open(self, connection: Connection, job_id: str, number: int, live: Live, effects: Effects) -> None:
+        """Opens a pending round and leases its tasks to the agents that are connected."""
+        now, job = self.clock(), self.job(connection, job_id)
+        deadline = now + round(job.spec.deadline_seconds * 1000)
+        key = and_(RoundRow.job_id == job_id, RoundRow.number == number)
+        opened = connection.execute(
+            update(RoundRow)
+            .where(key, RoundRow.state == RoundState.PENDING)
+            .values(state=RoundState.OPEN, opened_ms=now, deadline_ms=deadline, due_ms=deadline)
+        )
+        if opened.rowcount == 0:
+            return
+        sha256, size = connection.execute(select(RoundRow.model_sha256, RoundRow.model_size).where(key)).one()
+        tasks = []
+        for institution in job.spec.cohort.train + job.spec.cohort.evaluate:
+            session, token = live.get(institution, ""), secrets.token_urlsafe(24)
+            trains = job.strategy.trains(institution, number)
+            tasks.append(
+                {
+                    "job_id": job_id,
+                    "round": number,
+                    "institution": institution,
+                    "trains": trains,
+                    "counts": institution in job.spec.cohort.train,
+                    "state": TaskState.LEASED if session else TaskState.WAITING,
+                    "token": token,
+                    "leased_to": session,
+                    "lease_ms": now + self.lease_ms if session else 0,
+                }
+            )
+            if session:
+                effects.offers.append(Offer(session, job_id, number, trains, token, Ref(sha256, size), deadline))
+        connection.execute(insert(TaskRow), tasks)
+        self.event(connection, effects, job_id, "round_opened", round=number)
+
+    # Answers of the agents.
+
+    def find(self, connection: Connection, claim: Claim) -> Row[Any]:
+        """The open task that a claim names.
+
+        Raises VeilfedError: SESSION_INVALID, TASK_INVALID, UPDATE_DUPLICATE or ROUND_CLOSED. None of these excludes
+        anyone: they say nothing about the institution's update.
+        """
+        sessions.check(connection, claim.session, claim.identity)
+        row = connection.execute(
+            select(TaskRow.__table__, RoundRow.state.label("round_state"), RoundRow.quorum_ms, RoundRow.deadline_ms)
+            .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))
+            .where(TaskRow.token == claim.token)
+        ).one_or_none()
+        if (
+            row is None
+            or row.institution != claim.identity.institution
+            or (row.job_id, row.round) != (claim.job_id, claim.round)
+        ):
+            raise VeilfedError(Code.TASK_INVALID, "no task of this institution has this job, round and token")
+        where = f"round {row.round} of job {row.job_id}"
+        if row.state == TaskState.DONE:
+            raise VeilfedError(Code.UPDATE_DUPLICATE, f"an update of this institution is in {where} already")
+        if row.state == TaskState.EXCLUDED:
+            raise VeilfedError(Code.TASK_INVALID, f"this institution is excluded from {where}")
+        if row.round_state != RoundState.OPEN or row.state == TaskState.MISSING:
+            raise VeilfedError(Code.ROUND_CLOSED, f"{where} is {row.round_state}")
+        if row.state == TaskState.LEASED and row.leased_to != claim.session:
+            raise VeilfedError(Code.TASK_INVALID, f"{where} was given to another agent of this institution")
+        return row
+
+    def accept(self, connection: Connection, claim: Claim, taken: Taken) -> Effects:
+        """Takes an update into its round. Raises as `find`."""
+        row, effects = self.find(connection, claim), Effects()
+        self._finish(
+            connection,
+            row,
+            TaskState.DONE,
+            identity=str(claim.identity),
+            update_sha256=taken.update_sha256,
+            weight=taken.weight,
+            evaluations=(evaluations := evaluations_json(taken.evaluations)),
+            ledger_records=taken.head.records,
+            ledger_sha256=taken.head.sha256,
+        )
+        self.event(
+            connection,
+            effects,
+            row.job_id,
+            "update_taken" if row.trains else "evaluation_taken",
+            round=row.round,
+            institution=row.institution,
+            evaluations=evaluations,
+        )
+        self._advance(connection, row.job_id, row.round, effects, row.quorum_ms)
+        return effects
+
+    def exclude(self, connection: Connection, claim: Claim, refused: Refused) -> Effects:
+        """Leaves the institution out of this round. Raises as `find`."""
+        row, effects = self.find(connection, claim), Effects()
+        self._finish(connection, row, TaskState.EXCLUDED, code=refused.code, reason=refused.reason)
+        self._excluded(connection, row.job_id, row.round, row.institution, refused, effects)
+        self._advance(connection, row.job_id, row.round, effects, row.quorum_ms)
+        return effects
+
+    def _finish(self, connection: Connection, row: Row[Any], state: TaskState, **values: Any) -> None:
+        done = connection.execute(
+            update(TaskRow)
+            .where(TaskRow.token == row.token, TaskRow.state.in_(OPEN_TASKS))
+            .values(state=state, finished_ms=self.clock(), **values)
+        )
+        if done.rowcount != 1:
+            raise VeilfedError(Code.UPDATE_DUPLICATE, "the task was answered in the meantime")
+
+    def publish(self, connection: Connection, job_id: str, number: int, model: Ref, live: Live) -> Effects:
+        """folding -> published, and the next round opens. Nothing if the job has ended meanwhile."""
+        effects = Effects()
+        published = connection.execute(
+            update(RoundRow)
+            .where(RoundRow.job_id == job_id, RoundRow.number == number, RoundRow.state == RoundState.FOLDING)
+            .values(state=RoundState.PUBLISHED, published_sha256=model.sha256)
+        )
+        if published.rowcount:
+            connection.execute(update(JobRow).where(JobRow.id == job_id).values(rounds_published=number + 1))
+            self.event(connection, effects, job_id, "round_published", round=number, text=model.sha256)
+            self._insert_round(connection, job_id, number + 1, model)
+            self._open(connection, job_id, number + 1, live, effects)
+        return effects
+
+    # Time.
+
+    def tick(self, connection: Connection, live: Live) -> Effects:
+        """What time alone brings: closed rounds, ended leases, and folds that were interrupted."""
+        effects, now = Effects(), self.clock()
+        due = connection.execute(
+            select(RoundRow.job_id, RoundRow.number, RoundRow.quorum_ms).where(
+                RoundRow.state == RoundState.OPEN, RoundRow.due_ms <= now
+            )
+        ).all()
+        for row in due:
+            self._advance(connection, row.job_id, row.number, effects, row.quorum_ms, due=True)
+        for institution in sessions.expire(connection, now):
+            if institution in live:
+                effects.offers += sessions.offer(connection, live[institution], institution, now, self.lease_ms)
+        effects.folds += [key for key in self.folding(connection) if key not in effects.folds]
+        return effects

@@ -1,0 +1,162 @@
+"""What is told about jobs: summaries, details, events. All functions run in one transaction of the caller."""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, Row, or_, select
+
+from aggregator.rounds.records import JobState
+from aggregator.store.schema import AgentRow, EventRow, JobRow, RoundRow, TaskRow
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import JobSpec
+from veilfed.v1.aggregator_pb2 import (
+    ClientDetail,
+    ClientRound,
+    Evaluation,
+    GetJobResponse,
+    JobSummary,
+    RoundDetail,
+    WatchJobResponse,
+)
+
+__all__ = ["details", "events", "is_model", "running", "summaries"]
+
+MAX_SUMMARIES = 1000
+# Rounds of one answer are cut so that it stays below the message limit: the newest are told.
+MAX_CLIENT_ROUNDS = 8000
+MAX_EVENTS = 500
+
+
+def _evaluations(text: str) -> list[Evaluation]:
+    return [Evaluation(name=name, correct=correct, total=total) for name, correct, total in json.loads(text)]
+
+
+def _summary(row: Row[Any]) -> JobSummary:
+    return JobSummary(
+        job_id=row.id,
+        name=row.name,
+        strategy=row.strategy,
+        state=row.state,
+        rounds_published=row.rounds_published,
+        rounds=row.rounds,
+        created_unix_ms=row.created_ms,
+        ended_unix_ms=row.ended_ms,
+        error=row.error,
+    )
+
+
+def _job(connection: Connection, job_id: str) -> Row[Any]:
+    row = connection.execute(select(JobRow.__table__).where(JobRow.id == job_id)).one_or_none()
+    if row is None:
+        raise VeilfedError(Code.NOT_FOUND, "there is no such job")
+    return row
+
+
+def summaries(connection: Connection, limit: int) -> list[JobSummary]:
+    """The newest jobs first."""
+    rows = connection.execute(
+        select(JobRow.__table__).order_by(JobRow.created_ms.desc(), JobRow.id).limit(min(limit or 100, MAX_SUMMARIES))
+    )
+    return [_summary(row) for row in rows]
+
+
+def details(connection: Connection, job_id: str, connected: Collection[str]) -> GetJobResponse:
+    """A job with its rounds (the newest, if there are very many) and clients. Raises VeilfedError(NOT_FOUND)."""
+    job = _job(connection, job_id)
+    spec = JobSpec.model_validate_json(job.spec_json)
+    institutions = spec.cohort.train + spec.cohort.evaluate
+    most = max(1, MAX_CLIENT_ROUNDS // len(institutions))
+    rounds = connection.execute(
+        select(RoundRow.__table__).where(RoundRow.job_id == job_id).order_by(RoundRow.number.desc()).limit(most)
+    ).all()[::-1]
+    tasks: dict[int, list[ClientRound]] = {}
+    first = rounds[0].number if rounds else 0
+    for row in connection.execute(
+        select(TaskRow.round, TaskRow.institution, TaskRow.state, TaskRow.code, TaskRow.reason, TaskRow.evaluations)
+        .where(TaskRow.job_id == job_id, TaskRow.round >= first)
+        .order_by(TaskRow.round, TaskRow.institution)
+    ):
+        tasks.setdefault(row.round, []).append(
+            ClientRound(
+                institution=row.institution,
+                state=row.state,
+                code=row.code,
+                reason=row.reason,
+                evaluations=_evaluations(row.evaluations),
+            )
+        )
+    return GetJobResponse(
+        summary=_summary(job),
+        spec_json=job.spec_json,
+        rounds=[
+            RoundDetail(
+                round=row.number,
+                state=row.state,
+                model_sha256=row.model_sha256 if row.opened_ms else "",
+                published_sha256=row.published_sha256,
+                clients=tasks.get(row.number, []),
+            )
+            for row in rounds
+        ],
+        clients=_clients(connection, institutions, connected),
+    )
+
+
+def _clients(connection: Connection, institutions: list[str], connected: Collection[str]) -> list[ClientDetail]:
+    seen = {
+        row.institution: row
+        for row in connection.execute(
+            select(AgentRow.institution, AgentRow.last_seen_ms, AgentRow.activity)
+            .where(AgentRow.institution.in_(institutions))
+            .order_by(AgentRow.last_seen_ms)
+        )
+    }
+    return [
+        ClientDetail(
+            institution=name,
+            last_seen_unix_ms=seen[name].last_seen_ms if name in seen else 0,
+            activity=seen[name].activity if name in seen else "",
+            connected=name in connected,
+        )
+        for name in institutions
+    ]
+
+
+def events(connection: Connection, job_id: str, after: int) -> tuple[list[WatchJobResponse], bool]:
+    """The events of a job after a number, and whether no more can come. Raises VeilfedError(NOT_FOUND)."""
+    job = _job(connection, job_id)
+    rows = connection.execute(
+        select(EventRow.__table__)
+        .where(EventRow.job_id == job_id, EventRow.number > after)
+        .order_by(EventRow.number)
+        .limit(MAX_EVENTS)
+    ).all()
+    found = [
+        WatchJobResponse(
+            number=row.number,
+            time_unix_ms=row.time_ms,
+            kind=row.kind,
+            round=row.round,
+            institution=row.institution,
+            text=row.text,
+            evaluations=_evaluations(row.evaluations),
+        )
+        for row in rows
+    ]
+    return found, len(found) < MAX_EVENTS and job.state != JobState.RUNNING
+
+
+def is_model(connection: Connection, job_id: str, sha256: str) -> bool:
+    """Whether the job started a round from this model or published it."""
+    found = connection.execute(
+        select(RoundRow.number)
+        .where(RoundRow.job_id == job_id, or_(RoundRow.model_sha256 == sha256, RoundRow.published_sha256 == sha256))
+        .limit(1)
+    ).scalar()
+    return found is not None
+
+
+def running(connection: Connection) -> set[str]:
+    """The jobs that have not ended."""
+    return set(connection.execute(select(JobRow.id).where(JobRow.state == JobState.RUNNING)).scalars())

@@ -1,0 +1,82 @@
+"""States, and what a transition asks the service to do once it is committed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aggregator.artifacts import Ref
+
+__all__ = ["Effects", "Ended", "JobState", "Live", "Offer", "Refused", "RoundState", "TaskState"]
+
+# Institution -> session (digest) of the one agent that gets its tasks.
+Live = Mapping[str, str]
+
+
+class JobState(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RoundState(StrEnum):
+    PENDING = "pending"
+    OPEN = "open"
+    FOLDING = "folding"
+    PUBLISHED = "published"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TaskState(StrEnum):
+    WAITING = "waiting"
+    LEASED = "leased"
+    DONE = "done"
+    EXCLUDED = "excluded"
+    MISSING = "missing"
+
+
+OPEN_TASKS = (TaskState.WAITING, TaskState.LEASED)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A task for an agent."""
+
+    session: str
+    job_id: str
+    round: int
+    trains: bool
+    token: str
+    model: Ref
+    deadline_ms: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task that an agent need not finish."""
+
+    session: str
+    job_id: str
+    round: int
+    token: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why an institution is left out of a round: a code of the catalogue, and words for people."""
+
+    code: str
+    reason: str
+
+
+@dataclass
+class Effects:
+    """What to do after the transaction: messages to agents, rounds to fold, watchers to wake."""
+
+    offers: list[Offer] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    folds: list[tuple[str, int]] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    jobs_ended: set[str] = field(default_factory=set)

@@ -1,0 +1,1 @@
+"""The aggregator's database: jobs, rounds, tasks, agents, events."""

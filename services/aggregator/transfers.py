@@ -1,0 +1,96 @@
+"""Large models and updates in chunks: Stat, Push, Fetch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from sqlalchemy import Connection
+
+from aggregator.artifacts import Ref
+from aggregator.engine import Engine
+from aggregator.rounds import queries, sessions
+from aggregator.rounds.book import Job
+from veilfed.errors import Code, VeilfedError
+from veilfed.identity.names import Identity, Role
+from veilfed.protocol import CHUNK_BYTES
+from veilfed.v1.aggregator_pb2 import (
+    FetchRequest,
+    FetchResponse,
+    PushRequest,
+    PushResponse,
+    StatRequest,
+    StatResponse,
+)
+
+__all__ = ["Transfers"]
+
+
+def _member(job: Job, identity: Identity) -> None:
+    """Institutions outside a job's cohort learn nothing of it, not even that it exists."""
+    cohort = job.spec.cohort
+    if identity.role is Role.AGENT and identity.institution not in cohort.train + cohort.evaluate:
+        raise VeilfedError(Code.NOT_FOUND, "there is no such job")
+
+
+class Transfers:
+    """Uploads of agents and downloads of agents and administrators."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def _job(self, identity: Identity, job_id: str, session: str | None = None) -> Job:
+        def find(connection: Connection) -> Job:
+            if session is not None:
+                sessions.check(connection, sessions.session_digest(session), identity)
+            job = self._engine.machine.job(connection, job_id)
+            _member(job, identity)
+            if session is not None and job_id not in queries.running(connection):
+                raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended")
+            return job
+
+        return await self._engine.run(find)
+
+    async def stat(self, identity: Identity, request: StatRequest) -> StatResponse:
+        await self._job(identity, request.job_id, request.session)
+        received, complete = await asyncio.to_thread(
+            self._engine.artifacts.arrived, request.job_id, identity.institution, request.sha256
+        )
+        return StatResponse(received=received, complete=complete)
+
+    async def push(self, identity: Identity, requests: AsyncIterator[PushRequest]) -> PushResponse:
+        """Takes one upload. What has arrived when the stream breaks stays, for the next one to go on from."""
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("body") != "header":
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, "Push: the first message must be the header")
+        header, artifacts = first.header, self._engine.artifacts
+        job = await self._job(identity, header.job_id, header.session)
+        ref = Ref(header.artifact.sha256, header.artifact.size)
+        if identity.institution not in job.spec.cohort.train:
+            raise VeilfedError(Code.ARTIFACT_INVALID, "Push: this institution only evaluates in this job")
+        if not 0 < ref.size <= job.strategy.model_bytes:
+            raise VeilfedError(
+                Code.ARTIFACT_INVALID, f"Push: {ref.size} bytes are not the size of an update of the job"
+            )
+        received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
+        if complete:
+            return PushResponse(received=received, complete=True)
+        upload = await asyncio.to_thread(artifacts.upload, job.id, identity.institution, ref, header.offset)
+        try:
+            async for request in requests:
+                if request.WhichOneof("body") != "chunk" or len(request.chunk) > CHUNK_BYTES:
+                    raise VeilfedError(
+                        Code.PROTOCOL_VIOLATION, f"Push: expected a chunk of at most {CHUNK_BYTES} bytes"
+                    )
+                await asyncio.to_thread(upload.write, request.chunk)
+            complete = await asyncio.to_thread(upload.finish)
+            return PushResponse(received=upload.received, complete=complete)
+        finally:
+            await asyncio.to_thread(artifacts.release, upload)
+
+    async def fetch(self, identity: Identity, request: FetchRequest) -> AsyncIterator[FetchResponse]:
+        """The bytes of a model of a job; never of an update."""
+        await self._job(identity, request.job_id)
+        if not await self._engine.run(lambda connection: queries.is_model(connection, request.job_id, request.sha256)):
+            raise VeilfedError(Code.NOT_FOUND, "the job has no such model")
+        chunks = self._engine.artifacts.chunks(request.sha256, request.offset)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield FetchResponse(chunk=chunk)
