@@ -64,7 +64,8 @@ class TableConfig(Strict):
 
     source: Literal["table"]
     path: Path
-    text: Column = "text"
+    # The column of texts; or several columns, which become one text "name value, name value" without what is missing.
+    text: Column | Annotated[list[Column], Field(min_length=1)] = "text"
     label: Column = "label"
     # Rows of equal value never straddle training and test (a patient, say); without it, rows of equal text.
     group: Column | None = None

@@ -15,6 +15,7 @@ __all__ = ["check_image", "load"]
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
 FORMATS = ("PNG", "JPEG", "WEBP")  # what the oracle takes
 MAX_PIXELS = 16_000_000  # what the oracle takes
+MAX_FILE_BYTES = 3 * 1024 * 1024  # an image travels in one message
 
 
 def load(config: ImageFolderConfig) -> Samples:
@@ -55,6 +56,8 @@ def _is_image(path: Path) -> bool:
 
 def check_image(data: bytes, where: str) -> None:
     """Decodes an image, so that a bad one is named here and not by the oracle. Raises DATA_INVALID."""
+    if len(data) > MAX_FILE_BYTES:
+        raise invalid(f"{where}: {len(data)} bytes; at most {MAX_FILE_BYTES} are possible: make it smaller")
     try:
         with warnings.catch_warnings():
             # Pillow warns of large images; the limit here is the oracle's, checked before anything is unpacked.
@@ -62,7 +65,8 @@ def check_image(data: bytes, where: str) -> None:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
         pixels = image.width * image.height
         if pixels > MAX_PIXELS:
-            raise invalid(f"{where}: {pixels} pixels; at most {MAX_PIXELS} are possible")
+            raise invalid(f"{where}: {pixels} pixels; at most {MAX_PIXELS} are possible: make it smaller")
+        image.draft("RGB", (64, 64))  # a JPEG is decoded at an eighth of its size: enough to find damage
         image.load()
     except VeilfedError:
         raise

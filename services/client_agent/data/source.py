@@ -76,10 +76,10 @@ def split(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Indices (train, test) of the samples, each in ascending order; together all of them, none twice.
 
-    A group is on one side as a whole. Within each class the groups are ordered by SHA-256 of `seed:group` and the
-    first ones, up to `test_fraction` of the class's samples, are for testing; so institutions that hold the same
-    groups (the same icon in other styles) put them on the same side. A group with samples of several classes counts
-    for its most frequent one. A class of a single group is for training.
+    A group is on one side as a whole. Within each class the groups are ordered by SHA-256 of `seed:group`; the
+    first ones, as many as come closest to `test_fraction` of the class's samples, are for testing. So institutions that
+    hold the same groups (the same icon in other styles) put them on the same side. A group with samples of several
+    classes counts for its most frequent one. Each class has a group on both sides; a single one is for training.
 
     Raises VeilfedError(DATA_INVALID) for classes that are not in `classes` and if a side would be empty.
     """
@@ -92,7 +92,8 @@ def split(
         by_class.setdefault(min(counts, key=lambda index: (-counts[index], index)), []).append(group)
     test_groups: set[str] = set()
     for groups in by_class.values():
-        test_groups.update(_test_groups(groups, votes, test_fraction, seed))
+        groups.sort(key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
+        test_groups.update(groups[: _cut([votes[group].total() for group in groups], test_fraction)])
     is_test = np.array([group in test_groups for group in samples.groups], dtype=bool)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if not len(train) or not len(test):
@@ -100,14 +101,8 @@ def split(
     return train, test
 
 
-def _test_groups(groups: list[str], votes: dict[str, Counter[int]], test_fraction: float, seed: int) -> list[str]:
-    """Of the groups of one class, those for testing; the last one in the order is always for training."""
-    ordered = sorted(groups, key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
-    wanted = test_fraction * sum(votes[group].total() for group in ordered)
-    chosen, samples = [], 0
-    for group in ordered[:-1]:
-        if samples >= wanted:
-            break
-        chosen.append(group)
-        samples += votes[group].total()
-    return chosen
+def _cut(sizes: Sequence[int], fraction: float) -> int:
+    """How many of the first groups come closest to `fraction` of the samples, with one group on each side at least."""
+    reached = np.concatenate([[0], np.cumsum(sizes)])
+    closest = int(np.argmin(np.abs(reached - fraction * reached[-1])))
+    return min(max(closest, 1), len(sizes) - 1)

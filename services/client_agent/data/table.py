@@ -1,5 +1,6 @@
 """Texts in a table: CSV or Parquet."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -18,15 +19,16 @@ def load(config: TableConfig) -> Samples:
     """
     where = str(config.path)
     table = _read(config.path)
-    columns = {"text": config.text, "label": config.label} | ({"group": config.group} if config.group else {})
-    for column in columns.values():
-        if list(table.columns).count(column) != 1:
-            raise invalid(f"{where}: needs one column {column!r}")
-    values = {name: _texts(table[column], f"{where}: column {column!r}") for name, column in columns.items()}
-    check_texts(values["text"], where)
-    check_labels(values["label"], where)
-    groups = values.get("group") or [content_group(text) for text in values["text"]]
-    return Samples("text", values["text"], values["label"], groups)
+    names = [config.text] if isinstance(config.text, str) else config.text
+    for name in dict.fromkeys([*names, config.label, *([config.group] if config.group else [])]):
+        if list(table.columns).count(name) != 1:
+            raise invalid(f"{where}: needs one column {name!r}")
+    texts = _column(table, names[0], where) if isinstance(config.text, str) else _sentences(table, names)
+    labels = _column(table, config.label, where)
+    check_texts(texts, where)
+    check_labels(labels, where)
+    groups = _column(table, config.group, where) if config.group else [content_group(text) for text in texts]
+    return Samples("text", texts, labels, groups)
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -41,15 +43,31 @@ def _read(path: Path) -> pd.DataFrame:
         raise invalid(f"{path}: no samples") from None
     except UnicodeDecodeError:
         raise invalid(f"{path}: not UTF-8 text") from None
+    except pd.errors.ParserError as error:
+        line = re.search(r"in line (\d+)", str(error))  # nothing else of the message, which may quote the content
+        raise invalid(f"{path}: {f'line {line[1]} has too many fields' if line else 'not readable as CSV'}") from None
     except Exception:  # noqa: BLE001, RUF100  the readers' own errors, which may quote the content
         raise invalid(f"{path}: not a CSV file with a header or a Parquet file") from None
     table.columns = pd.Index(table.iloc[0])
     return table.iloc[1:]
 
 
-def _texts(column: "pd.Series[str]", where: str) -> list[str]:
-    """The column's values as strings. Raises DATA_INVALID naming the first row without a value."""
-    missing = column.isna().to_numpy().nonzero()[0]
+def _column(table: pd.DataFrame, name: str, where: str) -> list[str]:
+    """A column's values as strings. Raises DATA_INVALID naming the first row without a value."""
+    missing = table[name].isna().to_numpy().nonzero()[0]
     if len(missing):
-        raise invalid(f"{where}: row {int(missing[0]) + 1} has no value")
-    return [str(value) for value in column.tolist()]
+        raise invalid(f"{where}: row {int(missing[0]) + 1} has nothing in the column {name!r}")
+    return [str(value) for value in table[name].tolist()]
+
+
+def _sentences(table: pd.DataFrame, names: list[str]) -> list[str]:
+    """Each row in words: "age 63, sex male", without what is missing or empty."""
+    rows = zip(*(table[name].tolist() for name in names), strict=True)
+    return [
+        ", ".join(
+            f"{name} {value}"
+            for name, value in zip(names, row, strict=True)
+            if not pd.isna(value) and str(value).strip()
+        )
+        for row in rows
+    ]
