@@ -28,7 +28,7 @@ from veilfed.files import write_atomic
 from veilfed.jobs import JobSpec
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Domain", "Part", "Run", "Settings", "leave_one_out", "load_domains", "run_job", "test_parts"]
+__all__ = ["Domain", "Part", "Run", "Settings", "leave_one_out", "load_domains", "run_job", "study_parts"]
 
 TEST_FRACTION = 0.4  # the agents' default
 
@@ -132,7 +132,7 @@ def leave_one_out(
     return {mark: np.array(row) for mark, row in rows.items()}
 
 
-def test_parts(task: Task, domains: Mapping[str, Domain], seed: int) -> dict[str, Part]:
+def study_parts(task: Task, domains: Mapping[str, Domain], seed: int) -> dict[str, Part]:
     """Training and test split of each institution, as its agent draws them for a job with this seed."""
     return {
         name: Part(domain, *split(domain.samples, task.classes, TEST_FRACTION, seed))

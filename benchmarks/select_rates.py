@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.local_fedot import Domain, Part, Settings, leave_one_out, load_domains, test_parts
+from benchmarks.local_fedot import Domain, Part, Settings, leave_one_out, load_domains, study_parts
 from veilfed.demo.study import Figures, Transform
 from veilfed.demo.tasks import TASKS, Task
 from veilfed.packages import default_folder
@@ -54,7 +54,7 @@ def validation_parts(
     task: Task, domains: Mapping[str, Domain], seed: int, folds: int, used: int
 ) -> Iterator[dict[str, Part]]:
     """For each of the first `used` folds, the training splits without it and it alone. Test rows appear nowhere."""
-    whole = test_parts(task, domains, seed)
+    whole = study_parts(task, domains, seed)
     numbers = {name: fold_numbers(part, folds, seed) for name, part in whole.items()}
     for fold in range(used):
         yield {
@@ -130,7 +130,7 @@ def report(task: Task, domains: Mapping[str, Domain], options: argparse.Namespac
     transforms: dict[str, Transform] = {"fedot": "orthogonal", "baseline": "identity"}
     for method, transform in transforms.items():
         matrices = {
-            seed: leave_one_out(task, test_parts(task, domains, seed), seed, transform, [task.rounds])
+            seed: leave_one_out(task, study_parts(task, domains, seed), seed, transform, [task.rounds])
             for seed in options.seeds
         }
         methods[method] = {
