@@ -47,9 +47,10 @@ def load(config: NumpyConfig) -> Samples:
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise invalid(f"{path}: one array; an .npz file with named arrays is needed")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise invalid(f"{path}: one array; an .npz file with named arrays is needed")
+        with loaded as file:
             return {name: file[name] for name in ("texts", "images", "labels", "groups") if name in file}
     except (EOFError, ValueError, zipfile.BadZipFile, zlib.error):
         raise invalid(f"{path}: not an .npz file of plain arrays (objects are not loaded)") from None
