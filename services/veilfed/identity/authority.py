@@ -31,6 +31,7 @@ __all__ = ["CertificateAuthority", "make_identity_files", "write_identity"]
 ROOT_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=30)
 TOKEN_LIFETIME = timedelta(hours=24)
+KEY_EXISTS_HINT = "Choose another folder, or replace what is there with --replace."
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tokens (
@@ -49,7 +50,7 @@ def write_identity(folder: Path, certificate: bytes, key: bytes, bundle: bytes, 
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None
     if not replace and (folder / "key.pem").exists():
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{folder / 'key.pem'} exists already", "Choose another folder.")
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{folder / 'key.pem'} exists already", KEY_EXISTS_HINT)
     write_atomic(folder / "key.pem", key)
     write_atomic(folder / "bundle.pem", bundle, mode=0o644)
     write_atomic(folder / "certificate.pem", certificate, mode=0o644)

@@ -10,7 +10,7 @@ import grpc
 
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity import certificates
-from veilfed.identity.authority import CertificateAuthority, write_identity
+from veilfed.identity.authority import KEY_EXISTS_HINT, CertificateAuthority, write_identity
 from veilfed.identity.material import Credentials
 from veilfed.identity.names import Identity
 from veilfed.identity.tokens import Token
@@ -79,7 +79,7 @@ async def enroll(token: Token, folder: Path, endpoints: Sequence[str] = (), *, r
     TOKEN_INVALID, UNREACHABLE, TLS_REFUSED, FILE_UNUSABLE, IDENTITY_INVALID, INPUT_INVALID.
     """
     if not replace and (folder / "key.pem").exists():  # before the token is spent
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{folder / 'key.pem'} exists already", "Choose another folder.")
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{folder / 'key.pem'} exists already", KEY_EXISTS_HINT)
     key = certificates.make_key()
     response = await _redeem(token, certificates.make_request(key, token.identity, endpoints))
     leaf = certificates.load_certificates(response.certificate_pem, "the answer")[0]

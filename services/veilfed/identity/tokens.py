@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from veilfed.config import Strict
 from veilfed.errors import Code, VeilfedError
+from veilfed.identity.certificates import load_certificates
 from veilfed.identity.names import Identity
 
 __all__ = ["Token", "fingerprint", "hashed"]
@@ -60,6 +61,7 @@ class Token:
             body = stripped.removeprefix(PREFIX)
             decoded = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
             fields = _Fields.model_validate_json(decoded)
+            load_certificates(fields.root.encode(), "the token's root")
             return cls(
                 fields.address,
                 Identity.parse(fields.server),
