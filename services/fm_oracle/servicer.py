@@ -17,6 +17,7 @@ from fm_oracle.gate import Charge, ReleaseGate
 from fm_oracle.models.base import Model
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
+from veilfed.logs import get_logger
 from veilfed.rpc.server import peer
 from veilfed.v1.oracle_pb2 import (
     MODALITY_IMAGE,
@@ -30,6 +31,8 @@ from veilfed.v1.oracle_pb2_grpc import OracleServicer
 from veilfed.wire.tensors import to_tensor
 
 __all__ = ["OracleService", "StreamLimits"]
+
+log = get_logger("oracle.service")
 
 MODALITIES = {"text": MODALITY_TEXT, "image": MODALITY_IMAGE}
 FIELDS = {"text": "texts", "image": "images"}  # of EmbedRequest.inputs
@@ -188,8 +191,9 @@ class OracleService(OracleServicer):
         """Refunds a charge, also one that is still being written while its request was cancelled."""
         try:
             await charging
-        except VeilfedError:
-            return  # nothing was charged
+        except VeilfedError as error:  # nothing was charged
+            log.warning("refused", institution=institution, inputs=count, code=error.code.name)
+            return
         await asyncio.to_thread(self._gate.refund, institution, count)
 
     async def _abandon(

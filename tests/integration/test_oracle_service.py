@@ -1,8 +1,5 @@
 """`veilfed oracle` as a process of its own, with the published models."""
 
-import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,9 @@ from fm_oracle.models import registry
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.models import png, published
-from tests.support.processes import Process, started, veilfed
+from tests.support.processes import started, veilfed
 from veilfed.errors import Code, VeilfedError
-from veilfed.identity.material import TlsFiles, load_credentials
+from veilfed.identity.material import load_credentials
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.oracle_pb2 import DescribeRequest, DescribeResponse, EmbedRequest, EmbedResponse, Images, Texts
 from veilfed.v1.oracle_pb2_grpc import OracleStub
@@ -30,10 +27,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return make_federation(tmp_path_factory.mktemp("federation"), ["north"])
 
 
-def write_config(federation: Federation, where: Path, identity: TlsFiles | None = None, **settings: Any) -> Path:
-    files = identity or federation.oracles["north"]
+def write_config(federation: Federation, where: Path, **settings: Any) -> Path:
     document = {
-        "identity": {name: str(path) for name, path in files},
+        "identity": {name: str(path) for name, path in federation.oracles["north"]},
         "listen": "127.0.0.1:0",
         "state": str(where / "state"),
         **settings,
@@ -58,30 +54,26 @@ async def ask(
             return card, [answer async for answer in stub.Embed(iter(requests), timeout=60)]
 
 
-def _document(*arguments: str | Path) -> Any:
-    """What a subcommand prints with --json."""
-    done = subprocess.run(veilfed(*arguments, "--json"), capture_output=True, check=True, timeout=120)
-    return json.loads(done.stdout)
-
-
-@pytest.fixture(scope="module")
-def minilm(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    folder = tmp_path_factory.mktemp("minilm")
-    config = write_config(federation, folder, model="minilm", folder=str(published("minilm")), quota=1000)
-    with started(veilfed("oracle", "serve", "--config", config), folder / "oracle") as process:
-        yield process
-
-
 @asynchronous
-async def test_texts(federation: Federation, minilm: Process) -> None:
-    ready = minilm.ready()
-    assert ready["ready"] is True
-    assert ready["service"] == "oracle"
+async def test_texts_and_a_kill_that_gives_no_quota_back(federation: Federation, tmp_path: Path) -> None:
+    folder = published("minilm")
+    config = write_config(federation, tmp_path, model="minilm", folder=str(folder), quota=4)
+    command = veilfed("oracle", "serve", "--config", config)
     requests = [EmbedRequest(batch=n, texts=Texts(values=[text])) for n, text in enumerate(TEXTS)]
-    card, answers = await ask(federation, ready["port"], requests)
+    with started(command, tmp_path / "first") as process:
+        ready = process.ready()
+        assert (ready["ready"], ready["service"]) == (True, "oracle")
+        card, answers = await ask(federation, ready["port"], requests)
+        process.kill()
     assert (card.model, card.dimension, card.blocks, card.max_tokens) == ("minilm", 384, 6, 256)
+    assert [answer.quota_left for answer in answers] == [3, 2, 1]
     embeddings = np.concatenate([from_tensor(answer.embeddings) for answer in answers])
-    assert np.abs(embeddings - registry.embed("minilm", TEXTS, published("minilm"))).max() < 1e-4
+    assert np.abs(np.subtract(embeddings, registry.embed("minilm", TEXTS, folder))).max() < 1e-4
+    with started(command, tmp_path / "second") as process:
+        port = process.ready()["port"]
+        with pytest.raises(VeilfedError) as caught:
+            await ask(federation, port, requests[:2])
+        assert caught.value.code is Code.QUOTA_EXCEEDED
 
 
 @asynchronous
@@ -100,45 +92,3 @@ async def test_images(federation: Federation, tmp_path: Path) -> None:
             await ask(federation, port, bad)
         assert caught.value.code is Code.INPUT_INVALID
         assert process.terminate() == 0
-
-
-@asynchronous
-async def test_a_kill_gives_no_quota_back(federation: Federation, tmp_path: Path) -> None:
-    config = write_config(federation, tmp_path, model="minilm", folder=str(published("minilm")), quota=3)
-    command = veilfed("oracle", "serve", "--config", config)
-    request = [EmbedRequest(batch=0, texts=Texts(values=TEXTS))]
-    with started(command, tmp_path / "first") as process:
-        _, answers = await ask(federation, process.ready()["port"], request)
-        assert answers[0].quota_left == 0
-        process.kill()
-    with started(command, tmp_path / "second") as process:
-        with pytest.raises(VeilfedError) as caught:
-            await ask(federation, process.ready()["port"], request)
-        assert caught.value.code is Code.QUOTA_EXCEEDED
-    assert _document("oracle", "usage", "--config", config) == [{"institution": "north", "left": 0, "released": 3}]
-
-
-def _exit_code(arguments: list[str]) -> tuple[int, str]:
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
-    return done.returncode, done.stderr
-
-
-def test_another_role_cannot_serve(federation: Federation, tmp_path: Path) -> None:
-    config = write_config(federation, tmp_path, federation.agents["north"], model="minilm")
-    code, message = _exit_code(veilfed("oracle", "serve", "--config", config))
-    assert code == Code.IDENTITY_INVALID.exit_code
-    assert "not the identity of an oracle" in message
-
-
-def test_a_model_that_was_not_fetched_is_named(federation: Federation, tmp_path: Path) -> None:
-    config = write_config(federation, tmp_path, model="minilm", folder=str(tmp_path / "nothing"))
-    code, message = _exit_code(veilfed("oracle", "serve", "--config", config))
-    assert code == Code.MODEL_MISSING.exit_code
-    assert "veilfed oracle fetch" in message
-
-
-def test_describe_and_fetch() -> None:
-    folder = published("minilm")
-    assert _document("oracle", "describe", "minilm", "--folder", folder)["dimension"] == 384
-    fetched = _document("oracle", "fetch", "minilm", "--folder", folder)
-    assert {row["file"] for row in fetched} == {"model.safetensors", "tokenizer.json"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fm_oracle.config import OracleConfig
-from fm_oracle.server import service
+from fm_oracle.server import serve, service
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.models import TinyModel
@@ -298,3 +298,11 @@ async def test_only_agents_are_answered(federation: Federation, tmp_path: Path) 
                     await OracleStub(channel).Describe(DescribeRequest(), timeout=20)
             assert caught.value.code in {Code.ROLE_DENIED, Code.TLS_REFUSED}
         assert running.model.prepared == 0
+
+
+@asynchronous
+async def test_another_role_cannot_serve(federation: Federation, tmp_path: Path) -> None:
+    config = OracleConfig(identity=federation.agents["north"], listen="127.0.0.1:0", model="minilm", state=tmp_path)
+    with pytest.raises(VeilfedError, match="not the identity of an oracle") as caught:
+        await serve(config)
+    assert caught.value.code is Code.IDENTITY_INVALID
