@@ -1,6 +1,9 @@
 """Errors, roles and identities on real connections: all four kinds of RPC."""
 
 import asyncio
+import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.coordinator_stub import Stub, serving
 from tests.support.identities import Federation, make_federation
@@ -18,9 +22,9 @@ from veilfed.identity.authority import CertificateAuthority
 from veilfed.identity.material import TlsFiles, load_credentials
 from veilfed.identity.names import Identity, Role
 from veilfed.rpc.channel import open_channel, translated
-from veilfed.rpc.server import create_server
+from veilfed.rpc.server import create_server, run_server
 from veilfed.v1.aggregator_pb2 import FetchRequest, JoinRequest, PushRequest, WorkRequest
-from veilfed.v1.aggregator_pb2_grpc import CoordinatorStub
+from veilfed.v1.aggregator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
 
 SECONDS = 20.0
 
@@ -314,3 +318,43 @@ def test_an_expired_servers_certificate_is_the_clients_tls_refused(federation: F
     with pytest.raises(VeilfedError, match="did not prove") as caught:
         asyncio.run(run())
     assert caught.value.code is Code.TLS_REFUSED
+
+
+def test_sigterm_ends_a_service_in_order(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ready line first; after the signal NOT_SERVING, then `on_stop`; a call in flight still gets its answer."""
+    seen: list[str] = []
+
+    async def run() -> None:
+        server, port = create_server(load_credentials(federation.aggregator), "127.0.0.1:0")
+        add_CoordinatorServicer_to_server(Stub(), server)
+
+        told = asyncio.Event()
+
+        async def on_stop() -> None:
+            await asyncio.wait_for(told.wait(), SECONDS)
+            seen.append("on_stop")
+
+        service = asyncio.create_task(run_server(server, port, name="stub", on_stop=on_stop))
+        agent, address = load_credentials(federation.agents["north"]), f"127.0.0.1:{port}"
+        async with open_channel(agent, address, federation.aggregator_id) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+            client: Any = CoordinatorStub(channel)
+            push = client.Push(timeout=SECONDS)
+            await push.write(PushRequest(chunk=b"12"))
+            async for answer in watch:
+                seen.append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    ready = capsys.readouterr().out.splitlines()[-1]
+                    assert json.loads(ready) == {"ready": True, "service": "stub", "port": port}
+                    os.kill(os.getpid(), signal.SIGTERM)
+                else:
+                    told.set()
+                    break
+            await push.write(PushRequest(chunk=b"345"))
+            await push.done_writing()
+            assert (await push).received == 5
+            watch.cancel()
+        await asyncio.wait_for(service, SECONDS)
+
+    asyncio.run(run())
+    assert seen == ["SERVING", "NOT_SERVING", "on_stop"]
