@@ -14,7 +14,7 @@ from client_agent.features import Features
 from client_agent.startup import load_agent_credentials, open_gate
 from client_agent.state import StateFolder
 from client_agent.worker import Desk, Link, Worker
-from veilfed.errors import VeilfedError
+from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 from veilfed.rpc.server import say_ready, stop_requested
 from veilfed.v1.aggregator_pb2 import Receipt, Rejection, Task, TaskEnded, WorkResponse
@@ -198,6 +198,12 @@ class Agent:
             code=rejection.code,
             message=rejection.message,
         )
+        worker = self._workers.get(rejection.job_id)
+        if rejection.code == Code.ARTIFACT_INVALID.name and worker is not None and worker.token == rejection.token:
+            # The upload was lost on the way: the round still waits for it.
+            worker.cancel()
+            self._workers[rejection.job_id] = worker.again()
+            return
         self._over(rejection.job_id, rejection.token)
 
     def _ended(self, ended: TaskEnded) -> None:

@@ -50,7 +50,12 @@ class Session:
     """A session that the aggregator has opened. Ends with its stream."""
 
     def __init__(
-        self, stub: "CoordinatorAsyncStub", joined: JoinResponse, credentials: Credentials, address: str, gate: EgressGate
+        self,
+        stub: "CoordinatorAsyncStub",
+        joined: JoinResponse,
+        credentials: Credentials,
+        address: str,
+        gate: EgressGate,
     ) -> None:
         self._stub = stub
         self._credentials = credentials

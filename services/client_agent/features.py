@@ -2,23 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.cache import EmbeddingCache
+from client_agent.cache import EmbeddingCache, key_of
 from client_agent.config import AgentConfig
 from client_agent.data.source import Samples, load
 from client_agent.egress import EgressGate
-from client_agent.oracle_client import OracleClient, connect_oracle
+from client_agent.oracle_client import Batch, Inputs, OracleClient, connect_oracle
 from client_agent.startup import load_agent_credentials
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 
-__all__ = ["Features"]
+__all__ = ["Features", "embed"]
 
 log = get_logger("agent.features")
 
@@ -65,16 +66,24 @@ class Features:
 
     async def _all(self, oracle: OracleClient, samples: Samples) -> Float:
         """Embeddings of all samples: from the cache, the rest from the oracle and into the cache."""
-        keys = await asyncio.to_thread(_keys, samples.inputs)
-        first = {key: index for index, key in reversed(list(enumerate(keys)))}
-        with EmbeddingCache(self._folder, oracle.card.version, oracle.card.dimension) as cache:
-            wanted = [index for key, index in first.items() if key not in cache]
-            values: Any = [samples.inputs[index] for index in wanted]
-            if wanted:
-                log.info("embedding", samples=len(samples), to_ask=len(wanted))
-            async for rows, embeddings in _progress(oracle.embed(samples.modality, values), len(wanted)):
-                await asyncio.to_thread(cache.add, [keys[wanted[row]] for row in rows], embeddings)
-            return await asyncio.to_thread(cache.get, keys)
+        inputs: Any = samples.inputs
+        with EmbeddingCache(self._folder, oracle.card.version, samples.modality, oracle.card.dimension) as cache:
+            features, absent = await asyncio.to_thread(cache.get, inputs)
+            wanted = await asyncio.to_thread(_distinct, [inputs[index] for index in absent])
+            if not wanted:
+                return features
+            log.info("embedding", samples=len(inputs), to_ask=len(wanted))
+            async for rows, embeddings in _progress(oracle.embed(samples.modality, wanted), len(wanted)):
+                await asyncio.to_thread(cache.add, [wanted[row] for row in rows], embeddings)
+            features, absent = await asyncio.to_thread(cache.get, inputs)
+        if len(absent):
+            raise VeilfedError(Code.STATE_CORRUPT, f"{cache.path}: what was just written cannot be read")
+        return features
+
+
+def _distinct(inputs: Any) -> Any:
+    """Each content once: samples may repeat."""
+    return list({key_of(value): value for value in inputs}.values())
 
 
 async def embed(oracle: OracleClient, modality: Literal["text", "image"], inputs: Inputs) -> Float:
@@ -85,7 +94,7 @@ async def embed(oracle: OracleClient, modality: Literal["text", "image"], inputs
     return features
 
 
-async def _progress(batches: AsyncGenerator[Batch, None], total: int) -> AsyncIterator[Batch]:
+async def _progress(batches: AsyncGenerator[Batch, None], total: int) -> AsyncGenerator[Batch, None]:
     """The batches, with a line of the log now and then."""
     done, told = 0, time.monotonic()
     async with aclosing(batches):

@@ -1,7 +1,7 @@
 """Embeddings from the oracle of the institution's own zone, through the egress gate."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -30,10 +30,12 @@ from veilfed.wire.tensors import from_tensor
 if TYPE_CHECKING:
     from veilfed.v1.oracle_pb2_grpc import OracleAsyncStub
 
-__all__ = ["Inputs", "OracleClient", "connect_oracle"]
+__all__ = ["Batch", "Inputs", "OracleClient", "connect_oracle"]
 
 Inputs = Sequence[str] | Sequence[bytes]
 Float = NDArray[np.float32]
+# Indices of inputs, and their embeddings [n, d].
+Batch = tuple[NDArray[np.intp], Float]
 
 # Requests that are under way at a time: keeps the oracle busy and bounds memory.
 IN_FLIGHT = 8
@@ -61,16 +63,14 @@ class OracleClient:
         if self.card.modality != MODALITIES[modality]:
             raise VeilfedError(Code.INPUT_INVALID, f"the oracle's model {self.card.model} does not embed {modality}s")
 
-    async def embed(
-        self, modality: Literal["text", "image"], inputs: Inputs
-    ) -> AsyncIterator[tuple[NDArray[np.intp], Float]]:
+    async def embed(self, modality: Literal["text", "image"], inputs: Inputs) -> AsyncGenerator[Batch, None]:
         """(indices into `inputs`, embeddings float32 [n, d]) batch by batch, each input once, in any order.
 
         Raises VeilfedError: what the oracle or the gate said, DATA_INVALID for an input that no request can hold,
         PROTOCOL_VIOLATION for an answer that does not fit its request.
         """
         self.check_modality(modality)
-        batches = list(_batches(inputs, max(1, self.card.max_batch), self._request_bytes()))
+        batches = list(_batches(inputs, self._most_inputs(), self._request_bytes()))
         slots = asyncio.Semaphore(IN_FLIGHT)
 
         async def requests() -> AsyncIterator[EmbedRequest]:
@@ -88,6 +88,11 @@ class OracleClient:
                 slots.release()
             if answered < len(batches):
                 raise VeilfedError(Code.UNREACHABLE, f"{self._address}: the oracle ended the stream early")
+
+    def _most_inputs(self) -> int:
+        """Most inputs in one request: its answer must fit into a message, too."""
+        fitting = (protocol.MAX_MESSAGE_BYTES - REQUEST_OVERHEAD) // (4 * self.card.dimension)
+        return max(1, min(self.card.max_batch, fitting))
 
     def _request_bytes(self) -> int:
         """Most bytes of inputs in one request."""

@@ -31,6 +31,8 @@ Result = TypeVar("Result")
 
 CONSENT_POLL_SECONDS = 0.3
 
+AGAIN_SECONDS = 1.0
+
 # What passes by itself, or with the help of whoever runs the oracle: tried again until the task has ended.
 TRANSIENT = frozenset(
     {
@@ -103,11 +105,19 @@ class Desk:
 class Worker:
     """Works on one task until it is answered. `token` may be replaced when the same task is offered again."""
 
-    def __init__(self, desk: Desk, folder: JobFolder, task: Task, on_activity: Callable[["Worker"], None]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        folder: JobFolder,
+        task: Task,
+        on_activity: Callable[["Worker"], None],
+        delay_seconds: float = 0.0,
+    ) -> None:
         self._desk = desk
         self._folder = folder
         self._task = task
         self._on_activity = on_activity
+        self._delay_seconds = delay_seconds
         self._stopped = threading.Event()
         self._model = bytearray()
         self.token = task.token
@@ -130,7 +140,15 @@ class Worker:
         self._stopped.set()
         self.running.cancel()
 
+    def again(self) -> "Worker":
+        """A new worker on the same task, which begins after a pause."""
+        task = Task()
+        task.CopyFrom(self._task)
+        task.token = self.token
+        return Worker(self._desk, self._folder, task, self._on_activity, AGAIN_SECONDS)
+
     async def _run(self) -> None:
+        await asyncio.sleep(self._delay_seconds)
         delays = Backoff(first_seconds=0.2)
         while True:
             try:

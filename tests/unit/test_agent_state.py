@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,13 +166,18 @@ while True:
 """
 
 
+def _moved(folder: JobFolder, before: Finished | None) -> bool:
+    """Whether another round than before is the newest."""
+    return folder.rounds()[-1:] not in ([], [before.round if before else -1])
+
+
 def test_killed_at_any_instant(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path).job("small-1")
     for attempt in range(5):
-        seen = folder.rounds()[-1] if folder.rounds() else -1
+        before = folder.latest()
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) as writer:
-            # Each run starts from round 0 again and drops what is later: wait for a place that differs each time.
-            until(lambda: folder.rounds()[-1:] not in ([], [seen]), 30, "the writer writes", interval=0.001 * attempt)
+            # Each run starts from round 0 again and drops what is later; the poll ends it at another instant each time.
+            until(partial(_moved, folder, before), 30, "the writer writes", interval=0.001 * attempt)
             writer.send_signal(signal.SIGKILL)
         rounds = folder.rounds()
         assert rounds

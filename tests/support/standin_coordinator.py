@@ -1,0 +1,93 @@
+"""A stand-in for the aggregator: offers what the test says, on real TLS, and keeps what the agents send."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from veilfed import protocol
+from veilfed.identity.material import Credentials
+from veilfed.rpc.server import create_server
+from veilfed.v1.aggregator_pb2 import JoinRequest, JoinResponse, TaskRefusal, Update, WorkRequest, WorkResponse
+from veilfed.v1.aggregator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+
+__all__ = ["StandInCoordinator", "coordinating"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass
+class StandInCoordinator(CoordinatorServicer):
+    """For one agent. `open` is offered on each new stream, as the aggregator does with open tasks."""
+
+    protocol_version: int = protocol.VERSION
+    lease_seconds: float = 3.0
+    inline_limit: int = protocol.INLINE_LIMIT
+    open: list[WorkResponse] = field(default_factory=list)
+    joins: int = 0
+    activities: "asyncio.Queue[str]" = field(default_factory=asyncio.Queue)
+    updates: "asyncio.Queue[Update]" = field(default_factory=asyncio.Queue)
+    refusals: "asyncio.Queue[TaskRefusal]" = field(default_factory=asyncio.Queue)
+    _down: "asyncio.Queue[WorkResponse | None]" = field(default_factory=asyncio.Queue)
+
+    def send(self, response: WorkResponse) -> None:
+        """Sends something on the open stream."""
+        self._down.put_nowait(response)
+
+    def hang_up(self) -> None:
+        """Ends the open stream."""
+        self._down.put_nowait(None)
+
+    async def activity(self, wanted: str, seconds: float = 30.0) -> None:
+        """Waits for a heartbeat of this activity."""
+        async with asyncio.timeout(seconds):
+            while await self.activities.get() != wanted:
+                pass
+
+    async def Join(self, request: JoinRequest, context: Context) -> JoinResponse:  # noqa: N802
+        self.joins += 1
+        return JoinResponse(
+            session=f"session-{self.joins}",
+            protocol_version=self.protocol_version,
+            lease_seconds=self.lease_seconds,
+            inline_limit=self.inline_limit,
+        )
+
+    async def Work(  # noqa: N802
+        self, request_iterator: AsyncIterator[WorkRequest], context: Context
+    ) -> AsyncIterator[WorkResponse]:
+        down: asyncio.Queue[WorkResponse | None] = asyncio.Queue()
+        self._down = down
+        for response in self.open:
+            yield response
+        reader = asyncio.create_task(self._read(request_iterator, down))
+        try:
+            while (item := await down.get()) is not None:
+                yield item
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[WorkRequest], down: "asyncio.Queue[WorkResponse | None]") -> None:
+        async for request in requests:
+            if request.HasField("update"):
+                self.updates.put_nowait(request.update)
+            elif request.HasField("refusal"):
+                self.refusals.put_nowait(request.refusal)
+            else:
+                self.activities.put_nowait(request.heartbeat.activity)
+        down.put_nowait(None)
+
+
+@asynccontextmanager
+async def coordinating(credentials: Credentials, standin: StandInCoordinator, port: int = 0) -> AsyncIterator[str]:
+    """The stand-in behind the real server; its address."""
+    server, bound = create_server(credentials, f"127.0.0.1:{port}")
+    add_CoordinatorServicer_to_server(standin, server)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0)
