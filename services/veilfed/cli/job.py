@@ -127,7 +127,8 @@ def _document(message: Message) -> dict[str, Any]:
     document: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return _numbers(document)
+    numbered: dict[str, Any] = _numbers(document)
+    return numbered
 
 
 _NUMBERS = ("_unix_ms", "number", "correct", "total", "size")

@@ -1,0 +1,165 @@
+"""FEDOT at the coordinator, and the update gate."""
+
+import math
+import random
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from aggregator import gate
+from aggregator.strategies import Fedot, strategy_for
+from tests.support.aggregators import job_spec
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import JobSpec
+from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead, Update
+from veilfed.wire.tensors import map_bytes
+
+INSTITUTIONS = ["north", "south", "east", "west"]
+MODELS = arrays(np.float32, (2, 4), elements=st.floats(-1000, 1000, width=32))
+
+
+def spec(**changes: Any) -> JobSpec:
+    return JobSpec.model_validate(job_spec(INSTITUTIONS, **changes))
+
+
+def weighted() -> JobSpec:
+    return spec(strategy={"weighting": "samples"}, fold={"max_weight": 1e5})
+
+
+def fedot(job: JobSpec) -> Fedot:
+    return strategy_for(job)
+
+
+@given(st.lists(st.tuples(st.integers(1, 100_000), MODELS), min_size=1, max_size=4), st.randoms())
+def test_any_order_gives_the_same_bytes(updates: list[tuple[int, NDArray[Any]]], shuffler: random.Random) -> None:
+    def folded(ordered: list[tuple[int, NDArray[Any]]]) -> bytes:
+        return map_bytes(fedot(weighted()).fold((float(weight), {"classifier": model}) for weight, model in ordered))
+
+    shuffled = list(updates)
+    shuffler.shuffle(shuffled)
+    assert folded(shuffled) == folded(updates)
+
+
+@given(st.lists(st.tuples(st.integers(1, 100_000), MODELS), min_size=1, max_size=4))
+def test_the_fold_is_the_weighted_mean(updates: list[tuple[int, NDArray[Any]]]) -> None:
+    folded = fedot(weighted()).fold((float(weight), {"classifier": model}) for weight, model in updates)["classifier"]
+    assert folded.dtype == np.float32
+    total = sum(weight for weight, _ in updates)
+    for index in np.ndindex(2, 4):
+        exact = sum(weight * Fraction(float(model[index])) for weight, model in updates) / total
+        # Half a step of each term, and the rounding to float32.
+        assert abs(float(folded[index]) - float(exact)) <= 2.0**-32 * len(updates) + abs(float(exact)) * 2.0**-23
+
+
+def test_nothing_to_fold() -> None:
+    with pytest.raises(VeilfedError, match="nothing to average"):
+        fedot(spec()).fold([])
+
+
+def test_the_largest_sum_that_the_job_allows_does_not_wrap() -> None:
+    job = spec(fold={"fraction_bits": 48, "max_abs": 8000.0, "max_norm": 1e6})
+    largest = np.full((2, 4), 8000, dtype=np.float32)
+    folded = fedot(job).fold((1.0, {"classifier": sign * largest}) for sign in (1, 1, 1, 1))["classifier"]
+    assert np.array_equal(folded, largest)
+
+
+def test_the_first_model() -> None:
+    first = fedot(spec()).initial()["classifier"]
+    assert first.shape == (2, 4)
+    assert first.dtype == np.float32
+    assert np.allclose(np.linalg.norm(first, axis=1), 0.1)
+    assert np.array_equal(first, fedot(spec()).initial()["classifier"])
+    assert not np.array_equal(first, fedot(spec(seed=77)).initial()["classifier"])
+
+
+def test_who_trains_in_which_round() -> None:
+    strategy = fedot(JobSpec.model_validate(job_spec(["north"], ["south"])))
+    asked = [(name, number, strategy.trains(name, number)) for number in (0, 1, 2) for name in ("north", "south")]
+    assert [(name, number) for name, number, trains in asked if trains] == [("north", 0), ("north", 1)]
+
+
+def model(**at: float) -> NDArray[np.float32]:
+    made = np.ones((2, 4), dtype=np.float32)
+    for value in at.values():
+        made[1, 2] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({}, "expected the tensors"),
+        ({"classifier": model(), "extra": model()}, "expected the tensors"),
+        ({"other": model()}, "expected the tensors"),
+        ({"classifier": model()[:1]}, "expected shape"),
+        ({"classifier": model().reshape(4, 2)}, "expected shape"),
+        ({"classifier": model().astype(np.float64)}, "expected float32"),
+        ({"classifier": model().astype(np.int64)}, "expected float32"),
+        ({"classifier": model(x=math.nan)}, "finite"),
+        ({"classifier": model(x=math.inf)}, "finite"),
+        ({"classifier": model(x=-math.inf)}, "finite"),
+        ({"classifier": model(x=1001)}, "max_abs"),
+        ({"classifier": model(x=-1001)}, "max_abs"),
+        ({"classifier": model() * 8}, "max_norm"),
+    ],
+)
+def test_parameters_that_are_refused(tensors: dict[str, NDArray[Any]], words: str) -> None:
+    job = spec(fold={"max_norm": 20.0}) if words == "max_norm" else spec()
+    with pytest.raises(VeilfedError, match=words) as caught:
+        gate.check_parameters(tensors, fedot(job).shapes, job)
+    assert caught.value.code is Code.UPDATE_INVALID
+
+
+def test_right_parameters_pass() -> None:
+    job = spec(fold={"max_norm": 20.0})
+    gate.check_parameters({"classifier": model(x=-19)}, fedot(job).shapes, job)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e5 + 1, 1e-12])
+def test_weights_that_are_refused(weight: float) -> None:
+    with pytest.raises(VeilfedError, match="weight") as caught:
+        gate.check_weight(weight, True, weighted())
+    assert caught.value.code is Code.UPDATE_INVALID
+
+
+def test_weights() -> None:
+    gate.check_weight(1e5, True, weighted())
+    gate.check_weight(1.0, True, spec())
+    gate.check_weight(0.0, False, spec())
+    for weight, trains in ((0.5, True), (1.0, False)):
+        with pytest.raises(VeilfedError, match="weight"):
+            gate.check_weight(weight, trains, spec())
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        [("other", 1, 2)],
+        [("global", 1, 2), ("global", 1, 2)],
+        [("global", 3, 2)],
+        [("global", 0, 0)],
+        [("personal", 1, 2**63)],
+    ],
+)
+def test_evaluations_that_are_refused(evaluations: list[tuple[str, int, int]]) -> None:
+    made = [Evaluation(name=name, correct=correct, total=total) for name, correct, total in evaluations]
+    with pytest.raises(VeilfedError, match="evaluations") as caught:
+        gate.check_evaluations(Update(evaluations=made))
+    assert caught.value.code is Code.UPDATE_INVALID
+
+
+def test_evaluations_may_be_kept_back() -> None:
+    assert gate.check_evaluations(Update()) == []
+
+
+@pytest.mark.parametrize("sha256", ["", "AB" * 32, "ab" * 31, "ab" * 32 + "\n"])
+def test_ledger_heads(sha256: str) -> None:
+    with pytest.raises(VeilfedError) as caught:
+        gate.check_head(LedgerHead(records=1, sha256=sha256))
+    assert caught.value.code is Code.PROTOCOL_VIOLATION
