@@ -171,6 +171,10 @@ def _describe(path: Path, certificate: x509.Certificate) -> dict[str, Any]:
     }
 
 
+def _words(value: str | list[str] | None) -> str:
+    return (", ".join(value) if isinstance(value, list) else value) or "none"
+
+
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(help="A certificate, a bundle, or a folder with such files.")],
@@ -186,8 +190,5 @@ def show(
     ]
     if (path / "key.pem").is_file():
         found[0]["problems"] = _problems(path)
-    text = "\n\n".join(
-        "\n".join(f"{key:12} {', '.join(value) if isinstance(value, list) else value}" for key, value in one.items())
-        for one in found
-    )
+    text = "\n\n".join("\n".join(f"{key:12} {_words(value)}" for key, value in one.items()) for one in found)
     output.result(found, text, as_json)
