@@ -18,7 +18,8 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -64,14 +65,13 @@ class EmbeddingCache:
         self._record = np.dtype([("key", f"V{KEY_BYTES}"), ("vector", "<f4", (dimension,)), ("checksum", "<u4")])
         self._positions: dict[bytes, int] = {}  # key -> number of its last record
         self._known = 0  # records that have been indexed
-        try:
+        with self._translated():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
         try:
-            self._start()
-            self._index()
+            with self._translated():
+                self._start()
+                self._index()
         except BaseException:
             self.close()
             raise
@@ -94,17 +94,21 @@ class EmbeddingCache:
         return len(self._positions)
 
     def get(self, inputs: Inputs) -> tuple[Float, NDArray[np.intp]]:
-        """Embeddings float32 [n, d] of the inputs, and the indices of those that are absent (their rows are 0)."""
-        self._index()
+        """Embeddings float32 [n, d] of the inputs, and the indices of those that are absent (their rows are 0).
+
+        Raises VeilfedError(FILE_UNUSABLE).
+        """
         found = np.zeros((len(inputs), self.dimension), dtype=np.float32)
         absent = []
         values: Iterable[str | bytes] = inputs
-        for row, value in enumerate(values):
-            vector = self._read(key_of(value))
-            if vector is None:
-                absent.append(row)
-            else:
-                found[row] = vector
+        with self._translated():
+            self._index()
+            for row, value in enumerate(values):
+                vector = self._read(key_of(value))
+                if vector is None:
+                    absent.append(row)
+                else:
+                    found[row] = vector
         return found, np.array(absent, dtype=np.intp)
 
     def add(self, inputs: Inputs, embeddings: Float) -> None:
@@ -121,31 +125,36 @@ class EmbeddingCache:
         records["key"] = [np.void(key_of(value)) for value in inputs]
         records["vector"] = embeddings
         records["checksum"] = [zlib.crc32(record.tobytes()[:-4]) for record in records]
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            try:
+        with self._translated():
+            with self._locked():
                 end = HEADER_BYTES + self._records() * self._record.itemsize
                 os.ftruncate(self._file, end)  # what a crash cut off, or nothing
                 _write(self._file, records.tobytes(), end)
                 os.fdatasync(self._file)
-            finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-        except OSError as error:
-            raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
-        self._index()
+            self._index()
 
     def _start(self) -> None:
         """Writes the header, unless it is there."""
+        with self._locked():
+            header = _header(self.dimension)
+            if os.pread(self._file, HEADER_BYTES, 0) != header:
+                os.ftruncate(self._file, 0)
+                _write(self._file, header, 0)
+                os.fdatasync(self._file)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps other processes from writing."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            try:
-                header = _header(self.dimension)
-                if os.pread(self._file, HEADER_BYTES, 0) != header:
-                    os.ftruncate(self._file, 0)
-                    _write(self._file, header, 0)
-                    os.fdatasync(self._file)
-            finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
 
