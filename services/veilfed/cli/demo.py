@@ -16,7 +16,7 @@ from veilfed.cli import output
 from veilfed.demo import report
 from veilfed.demo.federation import Federation, running
 from veilfed.demo.run import Stopwatch, audit, fetch, run_jobs
-from veilfed.demo.study import Cell, figures, round_accuracies
+from veilfed.demo.study import Cell, cells, figures, round_accuracies
 from veilfed.demo.tasks import TASKS, Task
 from veilfed.demo.workspace import Institution, Workspace
 from veilfed.errors import Code, VeilfedError
@@ -67,29 +67,29 @@ def _folder(wanted: Path | None, keep: bool) -> Iterator[Path]:
 
 def _print_parties(federation: Federation) -> None:
     workspace, pids = federation.workspace, federation.processes()
-    rows = [("aggregator", str(workspace.aggregator), pids["aggregator"], "averages classifiers, sees no data")]
-    for institution in workspace.institutions:
-        name = institution.name
-        rows.append((name, str(institution.agent), pids[f"agent-{name}"], "data and private transform"))
-        rows.append(("", str(institution.oracle), pids[f"oracle-{name}"], f"sealed model {workspace.task.model}"))
-    output.result(None, output.table(["party", "identity", "process", "holds"], rows))
+    model = f"sealed model {workspace.task.model}"
+    rows = [("coordinator", "aggregator", pids["aggregator"], "averages classifiers")]
+    for name in workspace.task.domains:
+        rows.append((name, "agent", pids[f"agent-{name}"], "data, private transform"))
+        rows.append(("", "oracle", pids[f"oracle-{name}"], model))
+    output.result(None, output.table(["party", "service", "process", "holds"], rows))
 
 
 def _run(federation: Federation, seeds: list[int], rounds: int) -> Jobs:
     """All jobs, with a progress bar and a line for each that ends."""
     jobs: Jobs = {}
-    total = len(seeds) * len(federation.workspace.task.domains) * 2
+    chosen = list(cells(federation.workspace.task, seeds))
     with output.progress() as progress:
-        bar = progress.add_task("jobs", total=total)
+        bar = progress.add_task("jobs", total=len(chosen))
 
         def ended(cell: Cell, job: GetJobResponse) -> None:
             jobs[cell] = job
             general, personal = round_accuracies(job, cell.held_out)[-1]
             label = f"{job.summary.name}: G {100 * general:.1f}  P {100 * personal:.1f}"
             progress.advance(bar)
-            output.say(f"[{len(jobs)}/{total}] {label}")
+            output.say(f"[{len(jobs)}/{len(chosen)}] {label}")
 
-        run_jobs(federation, seeds, rounds, ended)
+        run_jobs(federation, chosen, rounds, ended)
     return jobs
 
 
@@ -109,10 +109,10 @@ def _print_ledgers(workspace: Workspace) -> dict[str, dict[str, int]]:
     for institution in workspace.institutions:
         summary = audit(institution)
         counts = sent[institution.name] = _bytes_out(institution)
-        whole = f"whole, {summary.head.records} records, countersigned to {summary.countersigned}"
-        rows.append((institution.name, counts["aggregator"], counts["oracle"], whole))
-    columns = ["institution", "bytes to the aggregator", "bytes to the own zone's oracle", "ledger"]
-    output.result(None, output.table(columns, rows))
+        records = f"{summary.head.records}, {summary.countersigned}"
+        rows.append((institution.name, counts["aggregator"], counts["oracle"], "whole", records))
+    columns = ["institution", "to aggregator", "to own oracle", "ledger", "records, countersigned"]
+    output.result(None, output.table(columns, rows, "Bytes out, by the institutions' own ledgers"))
     return sent
 
 

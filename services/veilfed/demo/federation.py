@@ -19,16 +19,12 @@ READY_SECONDS = 180.0
 STOP_SECONDS = 20.0
 
 
-def _loopback(process: Process) -> str:
-    return f"127.0.0.1:{process.ready(READY_SECONDS)['port']}"
-
-
 class Federation:
     """The running parties of a workspace."""
 
     def __init__(self, workspace: Workspace, packages: Path) -> None:
         self.workspace = workspace
-        self.aggregator = ""  # its address, once it runs
+        self.addresses: dict[str, str] = {}  # of the services that run, by name
         self._packages = packages
         self._processes: dict[str, Process] = {}
 
@@ -37,6 +33,11 @@ class Federation:
         process = Process(command(*arguments), self.workspace.log(name))
         self._processes[name] = process
         return process
+
+    def address(self, name: str) -> str:
+        """Waits until a service is ready; returns where it listens."""
+        self.addresses[name] = f"127.0.0.1:{self._processes[name].ready(READY_SECONDS)['port']}"
+        return self.addresses[name]
 
     def check(self) -> None:
         """Raises VeilfedError(UNREACHABLE) when a party has ended."""
@@ -64,8 +65,8 @@ class Federation:
         """Everybody's identity: certificates for one-time tokens, and each oracle's from its institution's own root."""
         workspace = self.workspace
         authority = CertificateAuthority.create(workspace.ca, FEDERATION)
-        service = self.start("pki", "pki", "serve", "--dir", workspace.ca, "--listen", LOOPBACK)
-        address = _loopback(service)
+        self.start("pki", "pki", "serve", "--dir", workspace.ca, "--listen", LOOPBACK)
+        address = self.address("pki")
 
         def get(identity: Identity, folder: Path) -> None:
             token = authority.new_token(identity, address)
@@ -84,22 +85,22 @@ class Federation:
     def serve(self) -> None:
         """Starts the aggregator, each institution's sealed oracle, then each agent; waits until all are ready."""
         workspace = self.workspace
-        aggregator = self.start("aggregator", "aggregator", "serve", "--config", workspace.write_aggregator())
-        oracles = [self._start_oracle(institution) for institution in workspace.institutions]
-        self.aggregator = _loopback(aggregator)
-        agents = [
-            self._start_agent(institution, _loopback(oracle))
-            for institution, oracle in zip(workspace.institutions, oracles, strict=True)
-        ]
+        self.start("aggregator", "aggregator", "serve", "--config", workspace.write_aggregator())
+        for institution in workspace.institutions:
+            self.start_oracle(institution)
+        self.address("aggregator")
+        agents = [self.start_agent(institution) for institution in workspace.institutions]
         for agent in agents:
             agent.ready(READY_SECONDS)
 
-    def _start_oracle(self, institution: Institution) -> Process:
+    def start_oracle(self, institution: Institution) -> Process:
         config = self.workspace.write_oracle(institution, self._packages)
         return self.start(f"oracle-{institution.name}", "oracle", "serve", "--config", config)
 
-    def _start_agent(self, institution: Institution, oracle: str) -> Process:
-        config = self.workspace.write_agent(institution, self._packages, self.aggregator, oracle)
+    def start_agent(self, institution: Institution) -> Process:
+        """The agent, once its aggregator and its oracle listen."""
+        oracle = self.address(f"oracle-{institution.name}")
+        config = self.workspace.write_agent(institution, self._packages, self.addresses["aggregator"], oracle)
         return self.start(f"agent-{institution.name}", "agent", "serve", "--config", config)
 
 

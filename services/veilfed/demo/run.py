@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from veilfed.demo.federation import Federation
 from veilfed.demo.processes import command
-from veilfed.demo.study import Cell, cells, job_spec
+from veilfed.demo.study import Cell, job_spec
 from veilfed.demo.tasks import Task
 from veilfed.demo.workspace import Institution
 from veilfed.errors import Code, VeilfedError
@@ -76,8 +76,9 @@ async def _run_all(
 ) -> None:
     workspace = federation.workspace
     credentials = load_credentials(TlsFiles.in_folder(workspace.admin_folder / "identity"))
-    with translated(credentials, federation.aggregator):
-        async with open_channel(credentials, federation.aggregator, workspace.aggregator) as channel:
+    address = federation.addresses["aggregator"]
+    with translated(credentials, address):
+        async with open_channel(credentials, address, workspace.aggregator) as channel:
             jobs = JobServiceStub(channel)
             for cell in chosen:
                 spec = job_spec(workspace.task, cell, rounds)
@@ -86,12 +87,11 @@ async def _run_all(
 
 def run_jobs(
     federation: Federation,
-    seeds: Sequence[int],
+    chosen: Sequence[Cell],
     rounds: int,
-    on_job: Callable[[Cell, GetJobResponse], None],
+    on_job: Callable[[Cell, GetJobResponse], None] = lambda cell, job: None,
 ) -> None:
-    """Runs all jobs of the study, one after the other; `on_job` gets each as it ends."""
-    chosen = list(cells(federation.workspace.task, seeds))
+    """Runs jobs of the study, one after the other; `on_job` gets each as it ends."""
     asyncio.run(_run_all(federation, chosen, rounds, on_job))
 
 
