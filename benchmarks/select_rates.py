@@ -29,7 +29,6 @@ from veilfed.demo.tasks import TASKS, Task
 from veilfed.packages import default_folder
 
 SEEDS = (50, 77, 98)
-CLOSE = 0.002  # of two settings whose C differs by no more, the one with fewer rounds is taken
 
 Scores = dict[int, dict[str, float]]  # rounds -> G, P, C
 
@@ -115,13 +114,11 @@ def search(task: Task, domains: Mapping[str, Domain], options: argparse.Namespac
 
 
 def choose(grid: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The largest C among settings whose P and C are above the baseline's; then the fewest rounds that are close."""
+    """The largest C of those whose P and C are above the baseline's; of equals fewest rounds, then most blocks."""
     better = [row for row in grid if all(row["fedot"][name] > row["baseline"][name] for name in ("P", "C"))]
     if not better:
         raise SystemExit("no setting is above the baseline in P and C")
-    best = max(row["fedot"]["C"] for row in better)
-    near = [row for row in better if row["fedot"]["C"] >= best - CLOSE]
-    return min(near, key=lambda row: (row["rounds"], -row["fedot"]["C"]))
+    return max(better, key=lambda row: (row["fedot"]["C"], -row["rounds"], row["blocks"]))
 
 
 def report(task: Task, domains: Mapping[str, Domain], options: argparse.Namespace) -> dict[str, Any]:
