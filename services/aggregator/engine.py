@@ -72,27 +72,31 @@ class Engine:
         self._folds: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.stopping = False
         self._chores: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Migrates the database and takes up what was under way."""
         await self._database.open()
         await self._clean()
         await self._tick()
-        self._spawn(self._keep_ticking())
+        self._timer = asyncio.create_task(self._keep_ticking())
 
     async def stop(self) -> None:
         """Ends the streams and the timer. What is under way is taken up at the next start."""
         self.stopping = True
         self.hub.close()
-        tasks = [*self._folds.values(), *self._chores]
+        tasks = [*self._folds.values(), *([self._timer] if self._timer else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while self._chores:  # short, and somebody may wait for them
+            await asyncio.gather(*self._chores, return_exceptions=True)
 
-    def _spawn(self, chore: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, chore: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(chore)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+        return task
 
     async def _clean(self) -> None:
         """Removes the files of jobs that ended when the service did."""
@@ -104,9 +108,15 @@ class Engine:
         """One transaction."""
         return await self._database.run(function)
 
-    async def change(self, function: Callable[[Connection], Effects]) -> None:
-        """One transition and what follows from it."""
-        self.apply(await self.run(function))
+    async def change(self, function: Callable[[Connection], Effects], first: Callable[[], None] | None = None) -> None:
+        """One transition, `first`, and what follows from it: all of it even if who asked has gone meanwhile."""
+        await asyncio.shield(self._spawn(self._change(function, first)))
+
+    async def _change(self, function: Callable[[Connection], Effects], first: Callable[[], None] | None) -> None:
+        effects = await self.run(function)
+        if first is not None:
+            first()
+        self.apply(effects)
 
     async def change_live(self, function: Callable[[Connection, Live], Effects]) -> None:
         """A transition that gives tasks to who is connected. Who connected in the meantime gets theirs after it."""
@@ -128,7 +138,7 @@ class Engine:
         for offer in effects.offers:
             self.hub.send(offer.session, offer)
         for key in effects.folds:
-            if key not in self._folds:
+            if key not in self._folds and not self.stopping:
                 self._folds[key] = asyncio.create_task(self._fold(*key))
         for job_id in effects.jobs_ended:
             self.machine.forget(job_id)

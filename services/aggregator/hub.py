@@ -1,6 +1,7 @@
 """Who is connected: the open Work streams of the agents and those who watch jobs. Event loop only."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,8 +25,18 @@ class Stream:
         self._queue: asyncio.Queue[Offer | WorkResponse] = asyncio.Queue(MAX_QUEUE)
         self._closed = asyncio.Event()
         self._error: VeilfedError | None = None
+        self._offered: OrderedDict[str, Offer] = OrderedDict()
+
+    def offered(self, job_id: str, number: int, token: str) -> Offer | None:
+        """The offer of this stream that an answer names; the first answer takes it."""
+        offer = self._offered.pop(token, None)
+        return offer if offer is not None and (offer.job_id, offer.round) == (job_id, number) else None
 
     def send(self, item: Offer | WorkResponse) -> None:
+        if isinstance(item, Offer):
+            self._offered[item.token] = item
+            while len(self._offered) > MAX_QUEUE:
+                self._offered.popitem(last=False)
         try:
             self._queue.put_nowait(item)
         except asyncio.QueueFull:

@@ -1,6 +1,7 @@
 """What agents answer: updates through the gate into the round, with a countersigned receipt, or typed refusals."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -10,8 +11,8 @@ from aggregator import gate
 from aggregator.engine import Engine
 from aggregator.hub import Stream
 from aggregator.rounds.book import Job
-from aggregator.rounds.machine import Claim, Taken
-from aggregator.rounds.records import Refused
+from aggregator.rounds.machine import Claim, Found, Taken
+from aggregator.rounds.records import Offer, Refused
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import load_key
 from veilfed.identity.material import Credentials
@@ -37,23 +38,39 @@ class Intake:
         claim = Claim(stream.identity, stream.session, update.job_id, update.round, update.token)
         engine = self._engine
         try:
-            task = await engine.run(partial(engine.machine.find, claim=claim))
+            task: Offer | Found | None = stream.offered(claim.job_id, claim.round, claim.token)
+            if task is None:  # what this stream was not just offered is looked up before anything is done for it
+                task = await engine.run(partial(engine.machine.find, claim=claim))
             gate.check_head(update.ledger_head)
             job = await engine.job(task.job_id)
             taken = await asyncio.to_thread(self._gated, job, claim, update, task.trains)
-            effects = await engine.run(partial(engine.machine.accept, claim=claim, taken=taken))
+            receipt = WorkResponse(receipt=self._receipt(claim, update))
+            # The receipt goes first: what follows may be the next task.
+            await engine.change(
+                partial(engine.machine.accept, claim=claim, taken=taken), first=partial(stream.send, receipt)
+            )
         except VeilfedError as error:
-            stream.send(_rejection(claim, error))
-            if error.code is Code.UPDATE_INVALID:
-                await self._exclude(claim, Refused(error.code.name, error.message))
+            await self._refused(stream, claim, error)
             return
-        # The receipt goes first: what follows may be the next task.
-        stream.send(WorkResponse(receipt=self._receipt(claim, update)))
-        engine.apply(effects)
         if update.WhichOneof("parameters") == "artifact":
             await asyncio.to_thread(
                 engine.artifacts.drop_upload, job.id, claim.identity.institution, update.artifact.sha256
             )
+
+    async def _refused(self, stream: Stream, claim: Claim, error: VeilfedError) -> None:
+        """Answers with a rejection; bad content excludes the institution from the round."""
+        reply = partial(stream.send, _rejection(claim, error))
+        if error.code is not Code.UPDATE_INVALID:
+            reply()
+            return
+        try:
+            await self._exclude(claim, Refused(error.code.name, error.message), reply)
+        except VeilfedError as newer:  # such as a round that has closed meanwhile
+            stream.send(_rejection(claim, newer))
+
+    async def _exclude(self, claim: Claim, refused: Refused, first: Callable[[], None] | None = None) -> None:
+        engine = self._engine
+        await engine.change(partial(engine.machine.exclude, claim=claim, refused=refused), first=first)
 
     def _gated(self, job: Job, claim: Claim, update: Update, trains: bool) -> Taken:
         """Runs the gate and keeps the parameters.
@@ -86,13 +103,6 @@ class Intake:
         except VeilfedError as error:
             raise VeilfedError(Code.UPDATE_INVALID, f"parameters: {error.message}") from None
 
-    async def _exclude(self, claim: Claim, refused: Refused) -> None:
-        engine = self._engine
-        try:
-            await engine.change(partial(engine.machine.exclude, claim=claim, refused=refused))
-        except VeilfedError:
-            return  # the round has closed in the meantime: nobody to leave out
-
     def _receipt(self, claim: Claim, update: Update) -> Receipt:
         head = Head(update.ledger_head.records, update.ledger_head.sha256)
         statement = head_statement(claim.identity, claim.job_id, claim.round, head)
@@ -110,9 +120,8 @@ class Intake:
         claim = Claim(stream.identity, stream.session, refusal.job_id, refusal.round, refusal.token)
         code = refusal.code if refusal.code in Code.__members__ else Code.PROTOCOL_VIOLATION.name
         reason = "".join(c if c.isprintable() else " " for c in refusal.reason[:MAX_REASON])
-        engine = self._engine
         try:
-            await engine.change(partial(engine.machine.exclude, claim=claim, refused=Refused(code, reason)))
+            await self._exclude(claim, Refused(code, reason))
         except VeilfedError as error:
             stream.send(_rejection(claim, error))
 

@@ -1,5 +1,6 @@
 """The JobService: the administrators' side."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,6 +25,9 @@ from veilfed.v1.aggregator_pb2 import (
 from veilfed.v1.aggregator_pb2_grpc import JobServiceServicer
 
 __all__ = ["Jobs"]
+
+# Events that come so soon after each other are read together.
+GATHER_SECONDS = 0.05
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -59,6 +63,7 @@ class Jobs(JobServiceServicer):
                     return
                 if not events:
                     await changed.wait()
+                    await asyncio.sleep(GATHER_SECONDS)
 
     async def CancelJob(self, request: CancelJobRequest, context: Context) -> CancelJobResponse:  # noqa: N802
         await self._engine.cancel(request.job_id, peer())

@@ -1,12 +1,15 @@
 """The database: migrations, transactions."""
 
+import asyncio
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, event, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
 from aggregator.store.database import Database, migrate, open_engine
@@ -72,3 +75,60 @@ async def test_a_transaction_is_whole_or_nothing(tmp_path: Path) -> None:
     database.close()
     with sqlite3.connect(tmp_path / "aggregator.sqlite") as connection:
         assert connection.execute("SELECT identity FROM agents").fetchall() == [("a",)]
+
+
+def _agent(name: str) -> Callable[[Connection], str]:
+    def join(connection: Connection) -> str:
+        connection.execute(
+            insert(AgentRow).values(identity=name, institution=name, session=name, joined_ms=0, last_seen_ms=0)
+        )
+        return name
+
+    return join
+
+
+def _fail(connection: Connection) -> str:
+    _agent("lost")(connection)
+    raise VeilfedError(Code.TASK_INVALID, "half way")
+
+
+@asynchronous
+async def test_functions_that_share_a_transaction_fail_alone(tmp_path: Path) -> None:
+    database = Database(url(tmp_path))
+    await database.open()
+    commits = 0
+
+    def count(_: Connection) -> None:
+        nonlocal commits
+        commits += 1
+
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Connection) -> None:
+        started.set()
+        go_on.wait(10)
+
+    held = asyncio.create_task(database.run(hold))
+    await asyncio.to_thread(started.wait, 10)
+    event.listen(database.engine, "commit", count)
+    waiting = [
+        asyncio.create_task(database.run(function))
+        for function in (_agent("a"), _fail, _agent("b"), _agent("a"), _agent("c"))
+    ]
+    await asyncio.sleep(0)
+    go_on.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    await held
+    assert [str(result) for result in results if not isinstance(result, IntegrityError)] == [
+        "a",
+        "TASK_INVALID: half way",
+        "b",
+        "c",
+    ]
+    assert isinstance(results[3], IntegrityError)  # the same agent twice
+    assert commits == 2  # that of `hold` and one for the others
+    kept = await database.run(
+        lambda c: c.execute(select(AgentRow.identity).order_by(AgentRow.identity)).scalars().all()
+    )
+    assert kept == ["a", "b", "c"]
+    database.close()

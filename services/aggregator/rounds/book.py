@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from aggregator.rounds.records import Effects
-from aggregator.store.schema import EventRow, JobRow
+from aggregator.store.schema import EVENTS, JobRow
 from aggregator.strategies import Fedot, strategy_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
@@ -30,6 +30,10 @@ class Job:
 def evaluations_json(evaluations: list[Evaluation]) -> str:
     """The form in which the database keeps counts."""
     return json.dumps([[item.name, item.correct, item.total] for item in evaluations])
+
+
+_NEW_EVENT = insert(EVENTS)
+_NO_DETAILS = {"round": 0, "institution": "", "text": "", "evaluations": "[]"}
 
 
 class Book:
@@ -56,7 +60,8 @@ class Book:
 
     def event(self, connection: Connection, effects: Effects, job_id: str, kind: str, **values: Any) -> None:
         """Writes down what happened; values are columns of EventRow."""
-        connection.execute(insert(EventRow).values(job_id=job_id, time_ms=self.clock(), kind=kind, **values))
+        row = {"job_id": job_id, "time_ms": self.clock(), "kind": kind, **_NO_DETAILS, **values}
+        connection.execute(_NEW_EVENT, row)
         effects.changed.add(job_id)
 
     def forget(self, job_id: str) -> None:

@@ -1,6 +1,6 @@
 """How a round ends: everybody has answered, time is over, or the quorum is out of reach."""
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, and_, bindparam, func, select, update
 
 from aggregator.rounds.book import Book, Job
 from aggregator.rounds.records import OPEN_TASKS, Effects, Ended, JobState, Refused, RoundState, TaskState
@@ -8,6 +8,13 @@ from aggregator.store.schema import AgentRow, JobRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
 __all__ = ["Closing"]
+
+
+_TALLY = (
+    select(TaskRow.counts, TaskRow.state, func.count())
+    .where(TaskRow.job_id == bindparam("job_id"), TaskRow.round == bindparam("number"))
+    .group_by(TaskRow.counts, TaskRow.state)
+)
 
 
 class Closing(Book):
@@ -39,18 +46,11 @@ class Closing(Book):
         text = f"{refused.code}: {refused.reason}"
         self.event(connection, effects, job_id, "client_excluded", round=number, institution=institution, text=text)
 
-    def _advance(
-        self, connection: Connection, job_id: str, number: int, effects: Effects, quorum_ms: int, due: bool = False
-    ) -> None:
+    def _advance(self, connection: Connection, job_id: str, number: int, effects: Effects, due: bool = False) -> None:
         """Closes the round if it is time: all have answered, or `due`, or the quorum is out of reach."""
         job = self.job(connection, job_id)
         tally = {
-            (counts, state): n
-            for counts, state, n in connection.execute(
-                select(TaskRow.counts, TaskRow.state, func.count())
-                .where(TaskRow.job_id == job_id, TaskRow.round == number)
-                .group_by(TaskRow.counts, TaskRow.state)
-            )
+            (counts, state): n for counts, state, n in connection.execute(_TALLY, {"job_id": job_id, "number": number})
         }
         done = tally.get((True, TaskState.DONE), 0)
         possible = len(job.spec.cohort.train) - tally.get((True, TaskState.EXCLUDED), 0)
@@ -61,15 +61,16 @@ class Closing(Book):
             self._close(connection, job, number, waiting, effects)
         elif due:
             self._fail(connection, job, number, f"{done} updates had come by the deadline", effects)
-        elif done >= job.spec.quorum and quorum_ms == 0:
+        elif done >= job.spec.quorum:
             self._start_grace(connection, job, number)
 
     def _start_grace(self, connection: Connection, job: Job, number: int) -> None:
         now = self.clock()
         over = now + round(job.spec.grace_seconds * 1000)
         key = and_(RoundRow.job_id == job.id, RoundRow.number == number)
-        connection.execute(update(RoundRow).where(key).values(quorum_ms=now))
-        connection.execute(update(RoundRow).where(key, RoundRow.due_ms > over).values(due_ms=over))
+        first = connection.execute(update(RoundRow).where(key, RoundRow.quorum_ms == 0).values(quorum_ms=now))
+        if first.rowcount:
+            connection.execute(update(RoundRow).where(key, RoundRow.due_ms > over).values(due_ms=over))
 
     def _close(self, connection: Connection, job: Job, number: int, waiting: bool, effects: Effects) -> None:
         """Ends the wait for updates; the fold comes next, except after the closing evaluation."""

@@ -10,11 +10,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, insert, select, update
 
 from aggregator.artifacts import Ref
 from aggregator.rounds import sessions
-from aggregator.rounds.book import evaluations_json
+from aggregator.rounds.book import Job, evaluations_json
 from aggregator.rounds.closing import Closing
 from aggregator.rounds.records import (
     OPEN_TASKS,
@@ -26,13 +26,13 @@ from aggregator.rounds.records import (
     RoundState,
     TaskState,
 )
-from aggregator.store.schema import JobRow, RoundRow, TaskRow
+from aggregator.store.schema import TASKS, AgentRow, JobRow, RoundRow, TaskRow
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead
 
-__all__ = ["Claim", "Machine", "Taken"]
+__all__ = ["Claim", "Found", "Machine", "Taken"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,58 @@ class Claim:
     job_id: str
     round: int
     token: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The task that a claim names."""
+
+    job_id: str
+    round: int
+    institution: str
+    trains: bool
+    token: str
+
+
+# The statements of the hot path are made once: to make one takes longer than to run it.
+_FIND = (
+    select(
+        TaskRow.job_id,
+        TaskRow.round,
+        TaskRow.institution,
+        TaskRow.trains,
+        TaskRow.state,
+        TaskRow.token,
+        TaskRow.leased_to,
+        RoundRow.state.label("round_state"),
+        AgentRow.identity.label("session_identity"),
+    )
+    .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))
+    .outerjoin(AgentRow, AgentRow.session == bindparam("session"))
+    .where(TaskRow.token == bindparam("token"))
+)
+_FINISH = (
+    update(TASKS)
+    .where(TaskRow.token == bindparam("answered"), TaskRow.state.in_(OPEN_TASKS))
+    .values(
+        {
+            name: bindparam(name)
+            for name in (
+                "state",
+                "finished_ms",
+                "code",
+                "reason",
+                "identity",
+                "update_sha256",
+                "weight",
+                "evaluations",
+                "ledger_records",
+                "ledger_sha256",
+            )
+        }
+    )
+)
+_NEW_TASKS = insert(TASKS)
 
 
 class Machine(Closing):
@@ -93,16 +145,16 @@ class Machine(Closing):
 
     # Rounds.
 
-    def _insert_round(self, connection: Connection, job_id: str, number: int, model: Ref) -> None:
-        connection.execute(
-            insert(RoundRow).values(
-                job_id=job_id,
-                number=number,
-                state=RoundState.PENDING,
-                model_sha256=model.sha256,
-                model_size=model.size,
-            )
-        )
+    def _insert_round(self, connection: Connection, job_id: str, number: int, model: Ref, **values: Any) -> None:
+        """A round in the state pending, unless values say otherwise."""
+        row = {"state": RoundState.PENDING, "model_sha256": model.sha256, "model_size": model.size, **values}
+        connection.execute(insert(RoundRow).values(job_id=job_id, number=number, **row))
+
+    def _opening(self, job: Job) -> dict[str, Any]:
+        """What a round has when it opens now."""
+        now = self.clock()
+        deadline = now + round(job.spec.deadline_seconds * 1000)
+        return {"state": RoundState.OPEN, "opened_ms": now, "deadline_ms": deadline, "due_ms": deadline}
 
     def open_pending(self, connection: Connection, institution: str, live: Live) -> Effects:
         """Opens the rounds that waited for a quorum to connect, of the jobs in which the institution trains."""
@@ -118,28 +170,36 @@ class Machine(Closing):
     def _open_if_quorum(self, connection: Connection, job_id: str, live: Live, effects: Effects) -> None:
         spec = self.job(connection, job_id).spec
         if sum(name in live for name in spec.cohort.train) >= spec.quorum:
-            self._open(connection, job_id, 0, live, effects)
+            self._open_first(connection, job_id, live, effects)
 
-    def _open(self, connection: Connection, job_id: str, number: int, live: Live, effects: Effects) -> None:
-        """Opens a pending round and leases its tasks to the agents that are connected."""
-        now, job = self.clock(), self.job(connection, job_id)
-        deadline = now + round(job.spec.deadline_seconds * 1000)
-        key = and_(RoundRow.job_id == job_id, RoundRow.number == number)
-        opened = connection.execute(
-            update(RoundRow)
-            .where(key, RoundRow.state == RoundState.PENDING)
-            .values(state=RoundState.OPEN, opened_ms=now, deadline_ms=deadline, due_ms=deadline)
-        )
-        if opened.rowcount == 0:
-            return
-        sha256, size = connection.execute(select(RoundRow.model_sha256, RoundRow.model_size).where(key)).one()
+    def _open_first(self, connection: Connection, job_id: str, live: Live, effects: Effects) -> None:
+        """Opens the pending round 0."""
+        job = self.job(connection, job_id)
+        key, opening = and_(RoundRow.job_id == job_id, RoundRow.number == 0), self._opening(job)
+        opened = connection.execute(update(RoundRow).where(key, RoundRow.state == RoundState.PENDING).values(**opening))
+        if opened.rowcount:
+            sha256, size = connection.execute(select(RoundRow.model_sha256, RoundRow.model_size).where(key)).one()
+            self._issue(connection, job, 0, Ref(sha256, size), opening["deadline_ms"], live, effects)
+
+    def _issue(
+        self,
+        connection: Connection,
+        job: Job,
+        number: int,
+        model: Ref,
+        deadline_ms: int,
+        live: Live,
+        effects: Effects,
+    ) -> None:
+        """Makes the tasks of a round that opens, and leases them to the agents that are connected."""
+        lease_ms = self.clock() + self.lease_ms
         tasks = []
         for institution in job.spec.cohort.train + job.spec.cohort.evaluate:
             session, token = live.get(institution, ""), secrets.token_urlsafe(24)
             trains = job.strategy.trains(institution, number)
             tasks.append(
                 {
-                    "job_id": job_id,
+                    "job_id": job.id,
                     "round": number,
                     "institution": institution,
                     "trains": trains,
@@ -147,28 +207,27 @@ class Machine(Closing):
                     "state": TaskState.LEASED if session else TaskState.WAITING,
                     "token": token,
                     "leased_to": session,
-                    "lease_ms": now + self.lease_ms if session else 0,
+                    "lease_ms": lease_ms if session else 0,
                 }
             )
             if session:
-                effects.offers.append(Offer(session, job_id, number, trains, token, Ref(sha256, size), deadline))
-        connection.execute(insert(TaskRow), tasks)
-        self.event(connection, effects, job_id, "round_opened", round=number)
+                effects.offers.append(Offer(session, job.id, number, trains, token, model, deadline_ms))
+        connection.execute(_NEW_TASKS, tasks)
+        self.event(connection, effects, job.id, "round_opened", round=number)
 
     # Answers of the agents.
 
-    def find(self, connection: Connection, claim: Claim) -> Row[Any]:
+    def find(self, connection: Connection, claim: Claim) -> Found:
         """The open task that a claim names.
 
         Raises VeilfedError: SESSION_INVALID, TASK_INVALID, UPDATE_DUPLICATE or ROUND_CLOSED. None of these excludes
         anyone: they say nothing about the institution's update.
         """
-        sessions.check(connection, claim.session, claim.identity)
-        row = connection.execute(
-            select(TaskRow.__table__, RoundRow.state.label("round_state"), RoundRow.quorum_ms, RoundRow.deadline_ms)
-            .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))
-            .where(TaskRow.token == claim.token)
-        ).one_or_none()
+        row = connection.execute(_FIND, {"token": claim.token, "session": claim.session}).one_or_none()
+        if row is None:
+            sessions.check(connection, claim.session, claim.identity)
+        elif row.session_identity != str(claim.identity):
+            raise sessions.invalid()
         if (
             row is None
             or row.institution != claim.identity.institution
@@ -184,7 +243,7 @@ class Machine(Closing):
             raise VeilfedError(Code.ROUND_CLOSED, f"{where} is {row.round_state}")
         if row.state == TaskState.LEASED and row.leased_to != claim.session:
             raise VeilfedError(Code.TASK_INVALID, f"{where} was given to another agent of this institution")
-        return row
+        return Found(row.job_id, row.round, row.institution, row.trains, row.token)
 
     def accept(self, connection: Connection, claim: Claim, taken: Taken) -> Effects:
         """Takes an update into its round. Raises as `find`."""
@@ -209,7 +268,7 @@ class Machine(Closing):
             institution=row.institution,
             evaluations=evaluations,
         )
-        self._advance(connection, row.job_id, row.round, effects, row.quorum_ms)
+        self._advance(connection, row.job_id, row.round, effects)
         return effects
 
     def exclude(self, connection: Connection, claim: Claim, refused: Refused) -> Effects:
@@ -217,14 +276,15 @@ class Machine(Closing):
         row, effects = self.find(connection, claim), Effects()
         self._finish(connection, row, TaskState.EXCLUDED, code=refused.code, reason=refused.reason)
         self._excluded(connection, row.job_id, row.round, row.institution, refused, effects)
-        self._advance(connection, row.job_id, row.round, effects, row.quorum_ms)
+        self._advance(connection, row.job_id, row.round, effects)
         return effects
 
-    def _finish(self, connection: Connection, row: Row[Any], state: TaskState, **values: Any) -> None:
+    def _finish(self, connection: Connection, row: Found, state: TaskState, **values: Any) -> None:
+        empty = {"code": "", "reason": "", "identity": "", "update_sha256": "", "weight": 0.0}
+        empty |= {"evaluations": "[]", "ledger_records": 0, "ledger_sha256": ""}
         done = connection.execute(
-            update(TaskRow)
-            .where(TaskRow.token == row.token, TaskRow.state.in_(OPEN_TASKS))
-            .values(state=state, finished_ms=self.clock(), **values)
+            _FINISH,
+            {**empty, **values, "answered": row.token, "state": state, "finished_ms": self.clock()},
         )
         if done.rowcount != 1:
             raise VeilfedError(Code.UPDATE_DUPLICATE, "the task was answered in the meantime")
@@ -240,8 +300,10 @@ class Machine(Closing):
         if published.rowcount:
             connection.execute(update(JobRow).where(JobRow.id == job_id).values(rounds_published=number + 1))
             self.event(connection, effects, job_id, "round_published", round=number, text=model.sha256)
-            self._insert_round(connection, job_id, number + 1, model)
-            self._open(connection, job_id, number + 1, live, effects)
+            job = self.job(connection, job_id)
+            opening = self._opening(job)
+            self._insert_round(connection, job_id, number + 1, model, **opening)
+            self._issue(connection, job, number + 1, model, opening["deadline_ms"], live, effects)
         return effects
 
     # Time.
@@ -250,12 +312,10 @@ class Machine(Closing):
         """What time alone brings: closed rounds, ended leases, and folds that were interrupted."""
         effects, now = Effects(), self.clock()
         due = connection.execute(
-            select(RoundRow.job_id, RoundRow.number, RoundRow.quorum_ms).where(
-                RoundRow.state == RoundState.OPEN, RoundRow.due_ms <= now
-            )
+            select(RoundRow.job_id, RoundRow.number).where(RoundRow.state == RoundState.OPEN, RoundRow.due_ms <= now)
         ).all()
         for row in due:
-            self._advance(connection, row.job_id, row.number, effects, row.quorum_ms, due=True)
+            self._advance(connection, row.job_id, row.number, effects, due=True)
         for institution in sessions.expire(connection, now):
             if institution in live:
                 effects.offers += sessions.offer(connection, live[institution], institution, now, self.lease_ms)

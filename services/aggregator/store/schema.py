@@ -1,9 +1,11 @@
 """The tables. Times are milliseconds since the Unix epoch. Changes need a migration (see migrations/)."""
 
-from sqlalchemy import BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, String, Text
+from typing import cast
+
+from sqlalchemy import BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, String, Table, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-__all__ = ["AgentRow", "Base", "EventRow", "JobRow", "RoundRow", "TaskRow"]
+__all__ = ["EVENTS", "TASKS", "AgentRow", "Base", "EventRow", "JobRow", "RoundRow", "TaskRow"]
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 _Number = BigInteger().with_variant(Integer, "sqlite")
@@ -115,3 +117,8 @@ class EventRow(Base):
     evaluations: Mapped[str] = mapped_column(Text, default="[]")
 
     __table_args__ = (Index("ix_events_job", "job_id", "number"),)
+
+
+# As plain tables, for the statements of the hot path.
+TASKS = cast(Table, TaskRow.__table__)
+EVENTS = cast(Table, EventRow.__table__)
