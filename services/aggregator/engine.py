@@ -21,7 +21,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.jobs import parse_job
 from veilfed.logs import get_logger
-from veilfed.protocol import INLINE_LIMIT
+from veilfed.protocol import INLINE_LIMIT, MAX_ARTIFACT_BYTES
 from veilfed.v1.aggregator_pb2 import (
     TASK_KIND_EVALUATE,
     TASK_KIND_TRAIN,
@@ -167,6 +167,8 @@ class Engine:
         """Starts a job; returns its id. Raises VeilfedError(JOB_INVALID)."""
         spec = parse_job(text)
         strategy = strategy_for(spec)
+        if strategy.model_bytes > MAX_ARTIFACT_BYTES:
+            raise VeilfedError(Code.JOB_INVALID, f"job: the model is larger than {MAX_ARTIFACT_BYTES} bytes")
         model = await asyncio.to_thread(lambda: self.artifacts.put_model(map_bytes(strategy.initial())))
         job_id = ""
 

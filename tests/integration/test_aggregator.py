@@ -365,7 +365,9 @@ async def test_a_large_model_travels_as_an_artifact_and_resumes(aggregator: Aggr
 @asynchronous
 async def test_invalid_jobs_and_unknown_ones(aggregator: Aggregator) -> None:
     async with aggregator.admin() as admin:
-        for spec in (job_spec(["north"], quorum=2), job_spec([]), {"name": "x"}):
+        classes = [f"class {number}" for number in range(20_000)]
+        too_large = job_spec(["north"], strategy={"classes": classes, "dimension": 65_536})
+        for spec in (job_spec(["north"], quorum=2), job_spec([]), {"name": "x"}, too_large):
             with refused(Code.JOB_INVALID), translated(None, aggregator.address):
                 await admin.submit(spec)
         with refused(Code.NOT_FOUND), translated(None, aggregator.address):
