@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import progress
 
 from veilfed import packages
 from veilfed.cli import output
 from veilfed.demo import report
 from veilfed.demo.federation import Federation, running
-from veilfed.demo.run import Stopwatch, audit, fetch, run_jobs
+from veilfed.demo.run import Progress, Stopwatch, audit, fetch, run_jobs
 from veilfed.demo.study import Cell, cells, figures, round_accuracies
 from veilfed.demo.tasks import TASKS, Task
 from veilfed.demo.workspace import Institution, Workspace
@@ -26,8 +27,6 @@ from veilfed.ledger import read
 from veilfed.v1.aggregator_pb2 import GetJobResponse
 
 __all__ = ["demo"]
-
-Jobs = dict[Cell, GetJobResponse]
 
 
 def _task(name: str) -> Task:
@@ -75,22 +74,51 @@ def _print_parties(federation: Federation) -> None:
     output.result(None, output.table(["party", "service", "process", "holds"], rows))
 
 
-def _run(federation: Federation, seeds: list[int], rounds: int) -> Jobs:
-    """All jobs, with a progress bar and a line for each that ends."""
-    jobs: Jobs = {}
+class _Bars(Progress):
+    """A bar over the rounds of all jobs, and a line for each job that ends."""
+
+    def __init__(self, bars: progress.Progress, jobs: int, rounds: int) -> None:
+        self._bars, self._jobs = bars, jobs
+        self._bar = bars.add_task("rounds", total=jobs * (rounds + 1))
+        self._ended = 0
+
+    def job_started(self, cell: Cell) -> None:
+        doing = "embedding all samples, then training" if self._ended == 0 else "training"
+        self._bars.update(self._bar, description=f"{doing} without {cell.held_out}")
+
+    def round_published(self, cell: Cell) -> None:
+        self._bars.advance(self._bar)
+
+    def job_ended(self, cell: Cell, job: GetJobResponse) -> None:
+        self._ended += 1
+        general, personal = round_accuracies(job, cell.held_out)[-1]
+        output.say(f"[{self._ended}/{self._jobs}] {job.summary.name}: G {100 * general:.1f}  P {100 * personal:.1f}")
+
+
+def _run(federation: Federation, seeds: list[int], rounds: int) -> dict[Cell, GetJobResponse]:
+    """All jobs of the study."""
     chosen = list(cells(federation.workspace.task, seeds))
-    with output.progress() as progress:
-        bar = progress.add_task("jobs", total=len(chosen))
+    output.say("In the first job every sample is embedded, once; then come the rounds.")
+    with output.progress() as bars:
+        return run_jobs(federation, chosen, rounds, _Bars(bars, len(chosen), rounds))
 
-        def ended(cell: Cell, job: GetJobResponse) -> None:
-            jobs[cell] = job
-            general, personal = round_accuracies(job, cell.held_out)[-1]
-            label = f"{job.summary.name}: G {100 * general:.1f}  P {100 * personal:.1f}"
-            progress.advance(bar)
-            output.say(f"[{len(jobs)}/{len(chosen)}] {label}")
 
-        run_jobs(federation, chosen, rounds, ended)
-    return jobs
+@contextmanager
+def _started(workspace: Workspace, packages_folder: Path) -> Iterator[Federation]:
+    """The running federation; a bar shows how it comes up."""
+    bars = output.progress()
+    bar = bars.add_task("starting", total=3 + 5 * len(workspace.institutions))
+
+    def step(text: str) -> None:
+        bars.update(bar, description=text, advance=1)
+
+    bars.start()
+    try:
+        with running(workspace, packages_folder, step) as federation:
+            bars.stop()
+            yield federation
+    finally:
+        bars.stop()
 
 
 def _bytes_out(institution: Institution) -> dict[str, int]:
@@ -137,7 +165,7 @@ def demo(
         fetch(chosen, where)
     with _folder(folder, keep) as place:
         workspace = Workspace(place, chosen)
-        with watch.stage("services"), running(workspace, where) as federation:
+        with watch.stage("services"), _started(workspace, where) as federation:
             _print_parties(federation)
             with watch.stage("jobs"):
                 jobs = _run(federation, numbers, count)

@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from veilfed.errors import VeilfedError
@@ -60,6 +60,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
 def progress() -> Progress:
     """A progress bar on standard error for everything that lasts longer than two seconds."""
     return Progress(
+        SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -68,9 +69,3 @@ def progress() -> Progress:
         transient=True,
         disable=not _errors.is_terminal,
     )
-
-
-def document(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with plain types, for `result`."""
-    copied: dict[str, Any] = json.loads(json.dumps(message))
-    return copied

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,14 +22,18 @@ STOP_SECONDS = 20.0
 class Federation:
     """The running parties of a workspace."""
 
-    def __init__(self, workspace: Workspace, packages: Path) -> None:
+    def __init__(
+        self, workspace: Workspace, packages: Path, on_step: Callable[[str], None] = lambda step: None
+    ) -> None:
         self.workspace = workspace
         self.addresses: dict[str, str] = {}  # of the services that run, by name
         self._packages = packages
+        self._on_step = on_step
         self._processes: dict[str, Process] = {}
 
     def start(self, name: str, *arguments: str | Path) -> Process:
         """Starts a `veilfed` subcommand; its log is logs/NAME.err."""
+        self._on_step(f"starting {name}")
         process = Process(command(*arguments), self.workspace.log(name))
         self._processes[name] = process
         return process
@@ -69,6 +73,7 @@ class Federation:
         address = self.address("pki")
 
         def get(identity: Identity, folder: Path) -> None:
+            self._on_step(f"certificate of {identity}")
             token = authority.new_token(identity, address)
             asyncio.run(enrollment.enroll(token, folder))
 
@@ -90,8 +95,9 @@ class Federation:
             self.start_oracle(institution)
         self.address("aggregator")
         agents = [self.start_agent(institution) for institution in workspace.institutions]
-        for agent in agents:
+        for institution, agent in zip(workspace.institutions, agents, strict=True):
             agent.ready(READY_SECONDS)
+            self._on_step(f"agent-{institution.name} has joined")
 
     def start_oracle(self, institution: Institution) -> Process:
         config = self.workspace.write_oracle(institution, self._packages)
@@ -105,9 +111,9 @@ class Federation:
 
 
 @contextmanager
-def running(workspace: Workspace, packages: Path) -> Iterator[Federation]:
-    """A federation that is ready; all of its processes have ended when the block ends."""
-    federation = Federation(workspace, packages)
+def running(workspace: Workspace, packages: Path, on_step: Callable[[str], None]) -> Iterator[Federation]:
+    """A federation that is ready; all of its processes have ended when the block ends. `on_step` hears of each step."""
+    federation = Federation(workspace, packages, on_step)
     with ExitStack() as stack:
         stack.callback(federation.stop)
         federation.enroll()

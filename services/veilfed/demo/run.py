@@ -3,11 +3,11 @@
 import asyncio
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilfed.demo.federation import Federation
 from veilfed.demo.processes import command
@@ -16,6 +16,7 @@ from veilfed.demo.tasks import Task
 from veilfed.demo.workspace import Institution
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import TlsFiles, load_credentials
+from veilfed.jobs import JobSpec
 from veilfed.ledger import Summary, verify
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.aggregator_pb2 import GetJobRequest, GetJobResponse, SubmitJobRequest, WatchJobRequest
@@ -24,9 +25,12 @@ from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
 if TYPE_CHECKING:
     from veilfed.v1.aggregator_pb2_grpc import JobServiceAsyncStub  # exists in the stubs alone
 
-__all__ = ["Stopwatch", "audit", "fetch", "run_jobs"]
+__all__ = ["Progress", "Stopwatch", "audit", "fetch", "run_jobs"]
 
 RPC_SECONDS = 30.0
+CHECK_SECONDS = 1.0
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -60,11 +64,23 @@ def fetch(task: Task, packages: Path) -> None:
             raise VeilfedError(Code.DOWNLOAD_FAILED, f"`veilfed {what}` failed; its error is above")
 
 
-async def _run_job(jobs: "JobServiceAsyncStub", spec_json: str, check: Callable[[], None]) -> GetJobResponse:
+class Progress:
+    """What `run_jobs` tells its caller; does nothing by itself."""
+
+    def job_started(self, cell: Cell) -> None: ...
+
+    def round_published(self, cell: Cell) -> None: ...
+
+    def job_ended(self, cell: Cell, job: GetJobResponse) -> None: ...
+
+
+async def _run_job(jobs: "JobServiceAsyncStub", cell: Cell, spec: JobSpec, progress: Progress) -> GetJobResponse:
     """Submits one job and waits for its end. Raises VeilfedError(JOB_FAILED) if it fails."""
-    submitted = await jobs.SubmitJob(SubmitJobRequest(spec=spec_json), timeout=RPC_SECONDS)
-    async for _ in jobs.WatchJob(WatchJobRequest(job_id=submitted.job_id)):
-        check()
+    submitted = await jobs.SubmitJob(SubmitJobRequest(spec=spec.model_dump_json()), timeout=RPC_SECONDS)
+    progress.job_started(cell)
+    async for event in jobs.WatchJob(WatchJobRequest(job_id=submitted.job_id)):
+        if event.kind == "round_published":
+            progress.round_published(cell)
     job = await jobs.GetJob(GetJobRequest(job_id=submitted.job_id), timeout=RPC_SECONDS)
     if job.summary.state != "done":
         raise VeilfedError(Code.JOB_FAILED, f"{job.summary.name} {job.summary.state}: {job.summary.error}")
@@ -72,27 +88,38 @@ async def _run_job(jobs: "JobServiceAsyncStub", spec_json: str, check: Callable[
 
 
 async def _run_all(
-    federation: Federation, chosen: Sequence[Cell], rounds: int, on_job: Callable[[Cell, GetJobResponse], None]
-) -> None:
+    federation: Federation, chosen: Sequence[Cell], rounds: int, progress: Progress
+) -> dict[Cell, GetJobResponse]:
     workspace = federation.workspace
     credentials = load_credentials(TlsFiles.in_folder(workspace.admin_folder / "identity"))
     address = federation.addresses["aggregator"]
+    done = {}
     with translated(credentials, address):
         async with open_channel(credentials, address, workspace.aggregator) as channel:
             jobs = JobServiceStub(channel)
             for cell in chosen:
-                spec = job_spec(workspace.task, cell, rounds)
-                on_job(cell, await _run_job(jobs, spec.model_dump_json(), federation.check))
+                done[cell] = await _run_job(jobs, cell, job_spec(workspace.task, cell, rounds), progress)
+                progress.job_ended(cell, done[cell])
+    return done
+
+
+async def _while_all_live(federation: Federation, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; raises VeilfedError(UNREACHABLE) as soon as a party's process has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            federation.check()
+            await asyncio.wait({task}, timeout=CHECK_SECONDS)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def run_jobs(
-    federation: Federation,
-    chosen: Sequence[Cell],
-    rounds: int,
-    on_job: Callable[[Cell, GetJobResponse], None] = lambda cell, job: None,
-) -> None:
-    """Runs jobs of the study, one after the other; `on_job` gets each as it ends."""
-    asyncio.run(_run_all(federation, chosen, rounds, on_job))
+    federation: Federation, chosen: Sequence[Cell], rounds: int, progress: Progress | None = None
+) -> dict[Cell, GetJobResponse]:
+    """Runs jobs of the study, one after the other, and returns them finished."""
+    return asyncio.run(_while_all_live(federation, _run_all(federation, chosen, rounds, progress or Progress())))
 
 
 def audit(institution: Institution) -> Summary:

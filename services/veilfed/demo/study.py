@@ -56,7 +56,7 @@ def job_spec(task: Task, cell: Cell, rounds: int) -> JobSpec:
             "cohort": {"train": train, "evaluate": [cell.held_out]},
             "rounds": rounds,
             "quorum": len(train),
-            "deadline_seconds": 600,
+            "deadline_seconds": 3600,  # the first round embeds every sample
             "seed": cell.seed,
         }
     )
