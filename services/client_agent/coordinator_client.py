@@ -89,11 +89,15 @@ class Session:
             self._outgoing.put_nowait(WorkRequest(session=self._name, heartbeat=Heartbeat(activity=activity)))
 
     def refuse(self, refusal: TaskRefusal) -> None:
-        self._outgoing.put_nowait(WorkRequest(session=self._name, refusal=refusal))
+        """Queues a refusal. Raises VeilfedError(POLICY_DENIED) as `send`."""
+        self._send(WorkRequest(session=self._name, refusal=refusal))
 
     def send(self, update: Update) -> None:
         """Queues an update. Raises VeilfedError(POLICY_DENIED) when the gate would not let it pass."""
-        request = WorkRequest(session=self._name, update=update)
+        self._send(WorkRequest(session=self._name, update=update))
+
+    def _send(self, request: WorkRequest) -> None:
+        # A message that the gate refuses later would end the whole stream.
         self._gate.check(self._gate.aggregator, COORDINATOR + "Work", request)
         self._outgoing.put_nowait(request)
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,7 +117,7 @@ class JobFolder:
 
         Raises VeilfedError(JOB_INVALID): not a specification, or not the one that this job came with at first.
         """
-        spec = parse_job(spec_json, f"job {self.job_id}")
+        spec = _parse(spec_json, f"job {self.job_id}")
         known = self._read("spec.json")
         if known is None:
             _make_folder(self.path)
@@ -193,9 +194,13 @@ class JobFolder:
             left.unlink(missing_ok=True)
 
     def purge(self) -> None:
-        """Removes everything of this job."""
+        """Removes everything of this job; what a kill leaves over is removed at the next start."""
+        removed = self.path.with_name(f".purged-{self.job_id}")
         try:
-            shutil.rmtree(self.path)
+            if removed.exists():
+                shutil.rmtree(removed)
+            self.path.rename(removed)
+            shutil.rmtree(removed)
         except OSError as error:
             raise VeilfedError(Code.FILE_UNUSABLE, f"{self.path}: {error.strerror}") from None
 
@@ -247,7 +252,8 @@ class StateFolder:
     def jobs(self) -> list[JobFolder]:
         """All jobs that were offered and not purged, by id."""
         folder = self.path / "jobs"
-        return [JobFolder(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [JobFolder(path) for path in paths if _JOB_ID.fullmatch(path.name)]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -266,9 +272,17 @@ class StateFolder:
                 Code.FILE_UNUSABLE, f"{self.path}: another agent has this folder", "Stop that agent first."
             ) from None
         try:
+            for left in (self.path / "jobs").glob(".purged-*"):
+                shutil.rmtree(left, ignore_errors=True)
             yield
         finally:
             os.close(descriptor)
+
+
+@lru_cache(maxsize=8)
+def _parse(spec_json: str, where: str) -> JobSpec:
+    """A specification comes again with each round."""
+    return parse_job(spec_json, where)
 
 
 def _make_folder(path: Path) -> None:

@@ -265,7 +265,10 @@ class Worker:
         refusal = TaskRefusal(
             job_id=self._task.job_id, round=self._task.round, token=self.token, code=error.code.name, reason=reason
         )
-        session.refuse(refusal)
+        try:
+            session.refuse(refusal)
+        except VeilfedError as denied:  # the round's deadline says it instead
+            log.error("refusal denied", job=self._task.job_id, **_told(denied))
 
 
 def _told(error: VeilfedError) -> dict[str, Any]:

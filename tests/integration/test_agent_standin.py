@@ -27,12 +27,13 @@ from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.processes import Process, veilfed
 from tests.support.standin_coordinator import StandInCoordinator, coordinating
+from veilfed import protocol
 from veilfed.errors import Code
 from veilfed.identity.material import load_credentials
 from veilfed.ledger import read, verify
 from veilfed.v1.aggregator_pb2 import TASK_KIND_EVALUATE, TASK_KIND_TRAIN, Task, TaskEnded, Update, WorkResponse
-from veilfed.v1.tensor_pb2 import TensorMap
-from veilfed.wire.tensors import to_map, unpack_map
+from veilfed.v1.tensor_pb2 import Artifact, TensorMap
+from veilfed.wire.tensors import digest, map_bytes, parse_map, to_map, unpack_map
 
 JOB = "letters-1"
 
@@ -67,8 +68,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(federation: Federation, folder: Path, **settings: Any) -> AsyncIterator[Bench]:
-    coordinator, model = StandInCoordinator(**settings), LetterModel()
+async def bench(
+    federation: Federation, folder: Path, dimension: int = DIMENSION, **settings: Any
+) -> AsyncIterator[Bench]:
+    coordinator, model = StandInCoordinator(**settings), LetterModel(dimension)
     write_data(folder / "data.csv", seed=1)
     async with (
         coordinating(load_credentials(federation.aggregator), coordinator) as aggregator,
@@ -267,3 +270,52 @@ async def test_an_older_aggregator_ends_the_agent(federation: Federation, tmp_pa
     async with bench(federation, tmp_path, protocol_version=0) as b:
         with running(b.config()) as agent:
             assert await asyncio.to_thread(agent.wait, 60) == Code.PROTOCOL_VERSION.exit_code
+
+
+@asynchronous
+async def test_transfers_that_break_off_go_on_where_they_were(federation: Federation, tmp_path: Path) -> None:
+    dimension, classes = 65_536, [*CLASSES, *(f"class-{number}" for number in range(8))]
+    async with bench(federation, tmp_path, dimension) as b:
+        values = np.random.default_rng(0).standard_normal((len(classes), dimension)).astype(np.float32)
+        data = b.coordinator.model = map_bytes({"classifier": values})
+        assert len(data) > 2 * protocol.CHUNK_BYTES
+        response = offer(0, job=spec(["north"], transform="identity", dimension=dimension, classes=classes))
+        response.task.artifact.CopyFrom(Artifact(sha256=digest(data), size=len(data)))
+        b.coordinator.open = [response]
+        b.coordinator.cuts = {"Fetch", "Push"}
+        with running(b.config()):
+            update = await b.update()
+        assert [request.offset for request in b.coordinator.fetches] == [0, protocol.CHUNK_BYTES]
+        assert [header.offset for header in b.coordinator.headers] == [0, protocol.CHUNK_BYTES]
+        assert digest(bytes(b.coordinator.pushed)) == update.artifact.sha256
+        assert parse_map(bytes(b.coordinator.pushed))["classifier"].shape == values.shape
+
+
+@asynchronous
+async def test_another_model_than_the_named_one_is_refused(federation: Federation, tmp_path: Path) -> None:
+    async with bench(federation, tmp_path) as b:
+        b.coordinator.model = b"x" * 100
+        response = offer(0)
+        response.task.artifact.CopyFrom(Artifact(sha256="0" * 64, size=100))
+        b.coordinator.open = [response]
+        with running(b.config()):
+            assert (await b.refusal()).code == "PROTOCOL_VIOLATION"
+
+
+@asynchronous
+async def test_a_budget_that_is_used_up_ends_no_session(federation: Federation, tmp_path: Path) -> None:
+    async with bench(federation, tmp_path) as b:
+        b.coordinator.open = [offer(0)]
+        with running(b.config(policy={"consent": "allow", "max_bytes_per_job": 300})):
+            assert (await b.refusal()).code == "POLICY_DENIED"
+            # More refusals than the budget lets out: they are left out, and the agent goes on with other jobs.
+            for number in range(1, 4):
+                b.coordinator.send(offer(number, tensors=model(number)))
+                other = offer(0, kind=TASK_KIND_EVALUATE)
+                other.task.job_id = f"other-{number}"
+                b.coordinator.send(other)
+                assert (await b.update()).job_id == other.task.job_id
+        assert b.coordinator.joins == 1
+        assert b.coordinator.updates.empty()
+        denied = [r["purpose"] for r in read(b.ledger) if r.get("decision") == "refused"]
+        assert {"update", "refusal"} <= set(denied)

@@ -9,9 +9,24 @@ from typing import Any
 import grpc
 
 from veilfed import protocol
+from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials
 from veilfed.rpc.server import create_server
-from veilfed.v1.aggregator_pb2 import JoinRequest, JoinResponse, TaskRefusal, Update, WorkRequest, WorkResponse
+from veilfed.v1.aggregator_pb2 import (
+    FetchRequest,
+    FetchResponse,
+    JoinRequest,
+    JoinResponse,
+    PushHeader,
+    PushRequest,
+    PushResponse,
+    StatRequest,
+    StatResponse,
+    TaskRefusal,
+    Update,
+    WorkRequest,
+    WorkResponse,
+)
 from veilfed.v1.aggregator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 
 __all__ = ["StandInCoordinator", "coordinating"]
@@ -31,6 +46,12 @@ class StandInCoordinator(CoordinatorServicer):
     activities: "asyncio.Queue[str]" = field(default_factory=asyncio.Queue)
     updates: "asyncio.Queue[Update]" = field(default_factory=asyncio.Queue)
     refusals: "asyncio.Queue[TaskRefusal]" = field(default_factory=asyncio.Queue)
+    # What Fetch gives out and Push has got; the first transfer of those in `cuts` breaks off after one chunk.
+    model: bytes = b""
+    pushed: bytearray = field(default_factory=bytearray)
+    cuts: set[str] = field(default_factory=set)
+    fetches: list[FetchRequest] = field(default_factory=list)
+    headers: list[PushHeader] = field(default_factory=list)
     _down: "asyncio.Queue[WorkResponse | None]" = field(default_factory=asyncio.Queue)
 
     def send(self, response: WorkResponse) -> None:
@@ -69,6 +90,31 @@ class StandInCoordinator(CoordinatorServicer):
                 yield item
         finally:
             reader.cancel()
+
+    async def Stat(self, request: StatRequest, context: Context) -> StatResponse:  # noqa: N802
+        return StatResponse(received=len(self.pushed))
+
+    async def Push(  # noqa: N802
+        self, request_iterator: AsyncIterator[PushRequest], context: Context
+    ) -> PushResponse:
+        async for request in request_iterator:
+            if request.HasField("header"):
+                self.headers.append(request.header)
+                continue
+            self.pushed += request.chunk
+            self._cut("Push")
+        return PushResponse(received=len(self.pushed), complete=len(self.pushed) == self.headers[-1].artifact.size)
+
+    async def Fetch(self, request: FetchRequest, context: Context) -> AsyncIterator[FetchResponse]:  # noqa: N802
+        self.fetches.append(request)
+        for start in range(request.offset, len(self.model), protocol.CHUNK_BYTES):
+            yield FetchResponse(chunk=self.model[start : start + protocol.CHUNK_BYTES])
+            self._cut("Fetch")
+
+    def _cut(self, method: str) -> None:
+        if method in self.cuts:
+            self.cuts.remove(method)
+            raise VeilfedError(Code.UNREACHABLE, "the stand-in breaks off")
 
     async def _read(self, requests: AsyncIterator[WorkRequest], down: "asyncio.Queue[WorkResponse | None]") -> None:
         async for request in requests:

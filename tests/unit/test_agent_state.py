@@ -140,6 +140,11 @@ def test_purge(tmp_path: Path) -> None:
     assert [folder.job_id for folder in state.jobs()] == ["one", "two"]
     state.job("one").purge()
     assert [folder.job_id for folder in state.jobs()] == ["two"]
+    # A kill in the middle of a purge.
+    state.job("two").path.rename(tmp_path / "jobs" / ".purged-two")
+    assert state.jobs() == []
+    with state.locked():
+        assert list((tmp_path / "jobs").iterdir()) == []
 
 
 def test_one_process_per_folder(tmp_path: Path) -> None:
