@@ -1,9 +1,11 @@
 """One session with the aggregator, through the egress gate: the stream of work, and long models in chunks."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
+
+import grpc
 
 from client_agent.config import AggregatorEndpoint
 from client_agent.egress import EgressGate
@@ -64,6 +66,7 @@ class Session:
         self._name = joined.session
         # None ends the stream.
         self._outgoing: asyncio.Queue[WorkRequest | None] = asyncio.Queue()
+        self._closed = False
         self.lease_seconds = joined.lease_seconds or 30.0
         self.inline_limit = min(joined.inline_limit or protocol.INLINE_LIMIT, protocol.INLINE_LIMIT)
 
@@ -77,6 +80,22 @@ class Session:
         with translated(self._credentials, self._address):
             async for response in self._stub.Work(requests()):
                 yield response
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Errors of the catalogue, also where a transfer ends because its session has ended."""
+        try:
+            with translated(self._credentials, self._address):
+                yield
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # grpc cancels whoever waits on a channel that is closed, and refuses new calls on it.
+            if not self._closed:
+                raise
+            raise VeilfedError(Code.UNREACHABLE, f"{self._address}: the session has ended") from None
+
+    def close(self) -> None:
+        """The connection is about to be closed."""
+        self._closed = True
 
     @property
     def idle(self) -> bool:
@@ -111,7 +130,7 @@ class Session:
         `data` is a serialised TensorMap in canonical form. Raises VeilfedError.
         """
         artifact = await asyncio.to_thread(self._gate.approve_artifact, job_id, data)
-        with translated(self._credentials, self._address):
+        with self._calling():
             stat = await self._stub.Stat(
                 StatRequest(session=self._name, job_id=job_id, sha256=artifact.sha256), timeout=CALL_SECONDS
             )
@@ -133,7 +152,7 @@ class Session:
         if artifact.size > protocol.MAX_ARTIFACT_BYTES:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, f"a model of {artifact.size} bytes is longer than is allowed")
         request = FetchRequest(job_id=job_id, sha256=artifact.sha256, offset=len(kept))
-        with translated(self._credentials, self._address):
+        with self._calling():
             if len(kept) < artifact.size:
                 async for response in self._stub.Fetch(request):
                     kept += response.chunk
@@ -177,4 +196,8 @@ async def join(credentials: Credentials, endpoint: AggregatorEndpoint, gate: Egr
             if error.code in FATAL:
                 raise JoinRefused(error.code, error.message, error.hint) from None
             raise
-        yield Session(stub, joined, credentials, endpoint.address, gate)
+        session = Session(stub, joined, credentials, endpoint.address, gate)
+        try:
+            yield session
+        finally:
+            session.close()

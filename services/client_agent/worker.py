@@ -150,7 +150,7 @@ class Worker:
     async def _run(self) -> None:
         await asyncio.sleep(self._delay_seconds)
         delays = Backoff(first_seconds=0.2)
-        while True:
+        while not self._stopped.is_set():
             try:
                 await self._attempt()
                 return

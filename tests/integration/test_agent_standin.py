@@ -272,23 +272,51 @@ async def test_an_older_aggregator_ends_the_agent(federation: Federation, tmp_pa
             assert await asyncio.to_thread(agent.wait, 60) == Code.PROTOCOL_VERSION.exit_code
 
 
+LONG = 65_536
+MANY_CLASSES = [*CLASSES, *(f"class-{number}" for number in range(8))]
+
+
+def long_offer(b: Bench) -> WorkResponse:
+    """A task whose model comes in three chunks."""
+    values = np.random.default_rng(0).standard_normal((len(MANY_CLASSES), LONG)).astype(np.float32)
+    data = b.coordinator.model = map_bytes({"classifier": values})
+    assert len(data) > 2 * protocol.CHUNK_BYTES
+    response = offer(0, job=spec(["north"], transform="identity", dimension=LONG, classes=MANY_CLASSES))
+    response.task.artifact.CopyFrom(Artifact(sha256=digest(data), size=len(data)))
+    return response
+
+
 @asynchronous
 async def test_transfers_that_break_off_go_on_where_they_were(federation: Federation, tmp_path: Path) -> None:
-    dimension, classes = 65_536, [*CLASSES, *(f"class-{number}" for number in range(8))]
-    async with bench(federation, tmp_path, dimension) as b:
-        values = np.random.default_rng(0).standard_normal((len(classes), dimension)).astype(np.float32)
-        data = b.coordinator.model = map_bytes({"classifier": values})
-        assert len(data) > 2 * protocol.CHUNK_BYTES
-        response = offer(0, job=spec(["north"], transform="identity", dimension=dimension, classes=classes))
-        response.task.artifact.CopyFrom(Artifact(sha256=digest(data), size=len(data)))
-        b.coordinator.open = [response]
+    async with bench(federation, tmp_path, LONG) as b:
+        b.coordinator.open = [long_offer(b)]
         b.coordinator.cuts = {"Fetch", "Push"}
         with running(b.config()):
             update = await b.update()
         assert [request.offset for request in b.coordinator.fetches] == [0, protocol.CHUNK_BYTES]
         assert [header.offset for header in b.coordinator.headers] == [0, protocol.CHUNK_BYTES]
         assert digest(bytes(b.coordinator.pushed)) == update.artifact.sha256
-        assert parse_map(bytes(b.coordinator.pushed))["classifier"].shape == values.shape
+        assert parse_map(bytes(b.coordinator.pushed))["classifier"].shape == (len(MANY_CLASSES), LONG)
+
+
+@pytest.mark.parametrize("method", ["Fetch", "Push"])
+@asynchronous
+async def test_a_session_that_ends_in_the_middle_of_a_transfer(
+    federation: Federation, tmp_path: Path, method: str
+) -> None:
+    async with bench(federation, tmp_path, LONG) as b:
+        b.coordinator.open = [long_offer(b)]
+        b.coordinator.stalls = {method}
+        with running(b.config()) as agent:
+            await wait_for(b.coordinator.stalled.wait())
+            b.coordinator.hang_up()
+            update = await b.update()
+            assert await asyncio.to_thread(agent.terminate) == 0
+        assert b.coordinator.joins == 2
+        assert b.coordinator.refusals.empty()
+        assert digest(bytes(b.coordinator.pushed)) == update.artifact.sha256
+        transfers = b.coordinator.fetches if method == "Fetch" else b.coordinator.headers
+        assert [transfer.offset for transfer in transfers] == [0, protocol.CHUNK_BYTES]
 
 
 @asynchronous

@@ -50,6 +50,9 @@ class StandInCoordinator(CoordinatorServicer):
     model: bytes = b""
     pushed: bytearray = field(default_factory=bytearray)
     cuts: set[str] = field(default_factory=set)
+    # Those in `stalls` say nothing more after one chunk, and `stalled` tells.
+    stalls: set[str] = field(default_factory=set)
+    stalled: asyncio.Event = field(default_factory=asyncio.Event)
     fetches: list[FetchRequest] = field(default_factory=list)
     headers: list[PushHeader] = field(default_factory=list)
     _down: "asyncio.Queue[WorkResponse | None]" = field(default_factory=asyncio.Queue)
@@ -102,16 +105,20 @@ class StandInCoordinator(CoordinatorServicer):
                 self.headers.append(request.header)
                 continue
             self.pushed += request.chunk
-            self._cut("Push")
+            await self._disturb("Push")
         return PushResponse(received=len(self.pushed), complete=len(self.pushed) == self.headers[-1].artifact.size)
 
     async def Fetch(self, request: FetchRequest, context: Context) -> AsyncIterator[FetchResponse]:  # noqa: N802
         self.fetches.append(request)
         for start in range(request.offset, len(self.model), protocol.CHUNK_BYTES):
             yield FetchResponse(chunk=self.model[start : start + protocol.CHUNK_BYTES])
-            self._cut("Fetch")
+            await self._disturb("Fetch")
 
-    def _cut(self, method: str) -> None:
+    async def _disturb(self, method: str) -> None:
+        if method in self.stalls:
+            self.stalls.remove(method)
+            self.stalled.set()
+            await asyncio.Event().wait()
         if method in self.cuts:
             self.cuts.remove(method)
             raise VeilfedError(Code.UNREACHABLE, "the stand-in breaks off")
