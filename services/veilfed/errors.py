@@ -34,6 +34,11 @@ class Code(Enum):
         grpc.StatusCode.FAILED_PRECONDITION, 17, "Check that the path exists, its owner and the free space."
     )
     STATE_CORRUPT = _Entry(grpc.StatusCode.DATA_LOSS, 18, "Restore the file from a backup, or remove it to start anew.")
+    PACKAGE_MISSING = _Entry(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        19,
+        "Install the party's extra: pip install 'veilfed[oracle]', 'veilfed[aggregator]' or 'veilfed[agent]'.",
+    )
     # Identity.
     TLS_REFUSED = _Entry(grpc.StatusCode.UNAVAILABLE, 20, "Check certificate, key and bundle with `veilfed pki show`.")
     UNAUTHENTICATED = _Entry(grpc.StatusCode.UNAUTHENTICATED, 21, "Present a certificate of the federation.")

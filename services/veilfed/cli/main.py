@@ -1,9 +1,10 @@
 """The `veilfed` command: shared subcommands here, those of the parties by the entry points `veilfed.cli`."""
 
 import sys
+import traceback
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NoReturn, cast
 
-import click
 import typer
 
 from veilfed import __version__
@@ -13,17 +14,20 @@ from veilfed.errors import Code, VeilfedError
 __all__ = ["build", "main"]
 
 
-def _missing_party(name: str, cause: ImportError) -> typer.Typer:
+def _not_installed(cause: ImportError) -> VeilfedError:
+    return VeilfedError(Code.PACKAGE_MISSING, f"the package {cause.name} is not installed")
+
+
+def _missing_party(cause: ImportError) -> typer.Typer:
     """Stands in for a party whose extra is not installed, and says so when it is called."""
+    error = _not_installed(cause)
     app = typer.Typer(help=f"(not installed: {cause.name} is missing)")
 
-    @app.callback(invoke_without_command=True, context_settings={"ignore_unknown_options": True})
-    def explain(arguments: list[str] = typer.Argument(None, hidden=True)) -> None:  # noqa: B008
-        raise VeilfedError(
-            Code.CONFIG_INVALID,
-            f"`veilfed {name}` needs the package {cause.name}, which is not installed",
-            "Install the party's extra: pip install 'veilfed[oracle]', 'veilfed[aggregator]' or 'veilfed[agent]'.",
-        )
+    @app.callback(
+        invoke_without_command=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    )
+    def explain() -> None:
+        raise error
 
     return app
 
@@ -33,7 +37,7 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
     try:
         found = entry.load()
     except ImportError as error:
-        found = _missing_party(entry.name, error)
+        found = _missing_party(error)
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=entry.name)
     else:
@@ -70,16 +74,27 @@ def main() -> None:
     try:
         build()(standalone_mode=False)
     except VeilfedError as error:
-        output.failure(error)
-        sys.exit(error.code.exit_code)
-    except click.exceptions.Exit as ended:
+        _fail(error)
+    except typer.Exit as ended:
         sys.exit(ended.exit_code)
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:  # a wrong use of the command line
+        cast(Any, error).show()  # not in its stubs
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        output.failure(VeilfedError(Code.CANCELLED, "stopped by the user"))
-        sys.exit(Code.CANCELLED.exit_code)
+    except ImportError as error:
+        _fail(_not_installed(error))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail(VeilfedError(Code.CANCELLED, "stopped by the user"))
+    except Exception as error:
+        # Where it happened, not what was in it: a message may hold something private.
+        output.say("".join(traceback.format_tb(error.__traceback__)))
+        _fail(
+            VeilfedError(Code.INTERNAL, f"unexpected {type(error).__name__}", "This is a fault of veilfed; report it.")
+        )
+
+
+def _fail(error: VeilfedError) -> NoReturn:
+    output.failure(error)
+    sys.exit(error.code.exit_code)
 
 
 if __name__ == "__main__":
