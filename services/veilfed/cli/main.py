@@ -18,18 +18,15 @@ def _not_installed(cause: ImportError) -> VeilfedError:
     return VeilfedError(Code.PACKAGE_MISSING, f"the package {cause.name} is not installed")
 
 
-def _missing_party(cause: ImportError) -> typer.Typer:
-    """Stands in for a party whose extra is not installed, and says so when it is called."""
+def _add_missing(app: typer.Typer, name: str, cause: ImportError) -> None:
+    """Stands in for a party whose extra is not installed, and says so when it is called with whatever words."""
     error = _not_installed(cause)
-    app = typer.Typer(help=f"(not installed: {cause.name} is missing)")
 
-    @app.callback(
-        invoke_without_command=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-    )
     def explain() -> None:
         raise error
 
-    return app
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(name, help=f"(not installed: {cause.name} is missing)", context_settings=settings)(explain)
 
 
 def _add(app: typer.Typer, entry: EntryPoint) -> None:
@@ -37,7 +34,8 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
     try:
         found = entry.load()
     except ImportError as error:
-        found = _missing_party(error)
+        _add_missing(app, entry.name, error)
+        return
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=entry.name)
     else:
