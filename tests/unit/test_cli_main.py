@@ -46,13 +46,14 @@ def test_an_error_with_json_is_one_document() -> None:
 HIDING = """
 import sys
 
+hidden = sys.argv.pop(1)
+
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == sys.argv[1]:
-            raise ModuleNotFoundError("no module named " + name, name=sys.argv[1])
+        if name.split(".")[0] == hidden:
+            raise ModuleNotFoundError("no module named " + name, name=hidden)
 
 sys.meta_path.insert(0, Hidden())
-hidden = sys.argv.pop(1)
 from veilfed.cli.main import main
 main()
 """
