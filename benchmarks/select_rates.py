@@ -29,6 +29,7 @@ from veilfed.demo.tasks import TASKS, Task
 from veilfed.packages import default_folder
 
 SEEDS = (50, 77, 98)
+CLOSE = 0.002  # settings whose C differs by no more cannot be told apart: the one with fewest rounds is taken
 
 Scores = dict[int, dict[str, float]]  # rounds -> G, P, C
 
@@ -114,11 +115,13 @@ def search(task: Task, domains: Mapping[str, Domain], options: argparse.Namespac
 
 
 def choose(grid: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The largest C of those whose P and C are above the baseline's; of equals fewest rounds, then most blocks."""
+    """Of those above the baseline in P and C and close to the largest C: fewest rounds, then the largest C."""
     better = [row for row in grid if all(row["fedot"][name] > row["baseline"][name] for name in ("P", "C"))]
     if not better:
         raise SystemExit("no setting is above the baseline in P and C")
-    return max(better, key=lambda row: (row["fedot"]["C"], -row["rounds"], row["blocks"]))
+    least = max(row["fedot"]["C"] for row in better) - CLOSE - 1e-9
+    near = [row for row in better if row["fedot"]["C"] >= least]
+    return min(near, key=lambda row: (row["rounds"], -row["fedot"]["C"], -row["blocks"]))
 
 
 def report(task: Task, domains: Mapping[str, Domain], options: argparse.Namespace) -> dict[str, Any]:

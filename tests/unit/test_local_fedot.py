@@ -100,7 +100,14 @@ def test_the_choice_is_the_best_that_is_above_the_baseline() -> None:
     assert choose([row(4, 0.70), row(8, 0.75), row(12, 0.74)])["rounds"] == 8
     assert choose([row(4, 0.70), row(8, 0.80, p_gain=-0.01), row(12, 0.75)])["rounds"] == 12
     assert choose([row(4, 0.70), row(8, 0.80, c_gain=-0.01), row(12, 0.75)])["rounds"] == 12
-    assert choose([row(8, 0.75), row(4, 0.75), row(4, 0.75, blocks=1)]) == row(4, 0.75)
+
+
+def test_of_settings_that_are_close_the_cheapest_is_chosen() -> None:
+    assert choose([row(4, 0.747), row(8, 0.749), row(12, 0.751)])["rounds"] == 8
+    assert choose([row(8, 0.751), row(8, 0.752), row(8, 0.752, blocks=1)]) == row(8, 0.752)
+
+
+def test_without_a_setting_above_the_baseline_there_is_no_choice() -> None:
     with pytest.raises(SystemExit):
         choose([row(4, 0.7, c_gain=0.0)])
 
