@@ -2,10 +2,45 @@
 
 import logging
 import sys
+import traceback
+from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import structlog
 
 __all__ = ["configure", "get_logger"]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what it was raised from or during, the first to happen last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _exception_places(_logger: object, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Puts the type of an exception and where it was raised into an event.
+
+    Neither its text nor the variables of its frames, as structlog's own renderer does: both may hold raw data or keys.
+    """
+    info = event.pop("exc_info", None)
+    if isinstance(info, tuple):
+        info = info[1]
+    elif info is not None and not isinstance(info, BaseException):
+        info = sys.exc_info()[1] if info else None
+    if info is not None:
+        event["exception"] = [
+            {
+                "type": type(error).__name__,
+                "frames": [
+                    f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+                ],
+            }
+            for error in _causes(info)
+        ]
+    return event
 
 
 def configure(level: str = "info") -> None:
@@ -16,7 +51,7 @@ def configure(level: str = "info") -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
+            _exception_places,
             structlog.processors.JSONRenderer(sort_keys=True),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
