@@ -42,6 +42,7 @@ def test_equal_contents_have_equal_bytes_whatever_the_order() -> None:
         Tensor(dtype=DTYPE_FLOAT32, shape=[2**31, 2**31, 2**31], data=b""),
         Tensor(shape=[1], data=bytes(4)),
         Tensor(dtype=DTYPE_FLOAT32, shape=[1] * 9, data=bytes(4)),
+        Tensor(dtype=DTYPE_FLOAT32, shape=[0, *[2**32 - 1] * 4], data=b""),
     ],
 )
 def test_a_tensor_that_lies_about_itself_is_refused(tensor: Tensor) -> None:

@@ -61,7 +61,10 @@ def from_tensor(tensor: Tensor) -> NDArray[np.generic]:
             Code.PROTOCOL_VIOLATION,
             f"tensor of shape {list(tensor.shape)} needs {expected} bytes, has {len(tensor.data)}",
         )
-    return np.frombuffer(tensor.data, dtype=dtype).reshape(tuple(tensor.shape))
+    try:
+        return np.frombuffer(tensor.data, dtype=dtype).reshape(tuple(tensor.shape))
+    except ValueError:  # an axis of length 0 makes it empty, but NumPy multiplies the others
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"tensor of shape {list(tensor.shape)} is too large") from None
 
 
 def to_map(arrays: Mapping[str, NDArray[np.generic]]) -> TensorMap:
