@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from veilfed.errors import VeilfedError
 
@@ -20,12 +21,17 @@ _console = Console(highlight=False, soft_wrap=True)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def _shown(text: str) -> Text:
+    """Words of whomever, as they are: no markup in them, and no characters that steer a terminal."""
+    return Text("".join(char if char.isprintable() or char == "\n" else " " for char in text))
+
+
 def result(document: Any, text: str | Table | None = None, as_json: bool = False) -> None:
     """Prints a command's result: the text or table for people, the document with --json."""
     if as_json:
         sys.stdout.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
     elif text is not None:
-        _console.print(text, markup=False) if isinstance(text, str) else _console.print(text)
+        _console.print(_shown(text) if isinstance(text, str) else text)
 
 
 def line(document: Any) -> None:
@@ -36,7 +42,7 @@ def line(document: Any) -> None:
 
 def say(text: str) -> None:
     """Prints a line for people on standard error."""
-    _errors.print(text, markup=False)
+    _errors.print(_shown(text))
 
 
 def failure(error: VeilfedError) -> None:
@@ -45,15 +51,16 @@ def failure(error: VeilfedError) -> None:
         document = {"error": error.code.name, "message": error.message, "hint": error.hint}
         sys.stderr.write(json.dumps(document, sort_keys=True) + "\n")
         return
-    _errors.print(f"error {error.code.name}: {error.message}", markup=False)
-    _errors.print(f"hint: {error.hint}", markup=False)
+    say(f"error {error.code.name}: {error.message}")
+    say(f"hint: {error.hint}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
     """A plain table; numbers should come formatted."""
-    made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    heading = None if title is None else _shown(title)
+    made = Table(*columns, title=heading, title_justify="left", box=None, pad_edge=False)
     for row in rows:
-        made.add_row(*(str(cell) for cell in row))
+        made.add_row(*(_shown(str(cell)) for cell in row))
     return made
 
 
