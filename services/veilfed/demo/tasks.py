@@ -35,10 +35,10 @@ VADER = Task(
         name: {"source": "vader", "domain": name, "limit": 2000} for name in ("tweets", "amazon", "movies", "nyt")
     },
     classes=("negative", "positive"),
-    rounds=8,
+    rounds=6,
     blocks=24,
-    classifier_rate=5e-3,
-    transform_rate=5e-4,
+    classifier_rate=2e-3,
+    transform_rate=1e-3,
 )
 
 EMOJI = Task(
@@ -50,9 +50,9 @@ EMOJI = Task(
         for name in ("noto", "twemoji", "openmoji", "fluent-emoji", "fluent-emoji-high-contrast")
     },
     classes=("animal", "building", "clothing", "electronics", "face", "food", "hand", "plant", "tool", "vehicle"),
-    rounds=30,
-    blocks=24,
-    classifier_rate=5e-3,
+    rounds=20,
+    blocks=12,
+    classifier_rate=1e-2,
     transform_rate=5e-4,
 )
 
@@ -64,7 +64,7 @@ HEART = Task(
         name: {"source": "heart", "hospital": name} for name in ("cleveland", "hungary", "switzerland", "va-long-beach")
     },
     classes=("absent", "present"),
-    rounds=8,
+    rounds=30,
     blocks=24,
     classifier_rate=5e-3,
     transform_rate=5e-4,
