@@ -48,10 +48,12 @@ class Server:
 
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes]] = []
+        self.calls: list[str] = []
         self.address = ""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         method = details.method
+        self.calls.append(method)
 
         async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             async for request in requests:

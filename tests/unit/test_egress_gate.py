@@ -251,6 +251,28 @@ def test_metadata_is_refused(tmp_path: Path, signer: Countersigner) -> None:
     run(tmp_path, signer, scenario)
 
 
+@pytest.mark.parametrize(
+    ("method", "metadata", "reason"),
+    [
+        (COORDINATOR + "Work", (("x-note", TEXT),), "the call has metadata"),
+        (COORDINATOR + "Push", (("x-note", TEXT),), "the call has metadata"),
+        (COORDINATOR + "Other", None, "this RPC is not on the allow-list"),
+        (ORACLE + "Embed", None, "it may go to the oracle only"),
+    ],
+)
+def test_a_stream_that_may_not_leave_is_not_even_opened(
+    tmp_path: Path, signer: Countersigner, method: str, metadata: Any, reason: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        with denied(reason):  # method and metadata leave before the first message, and there may be none
+            await anext(aiter(stream(bench.channel(), method, WorkResponse)(iter([]), metadata=metadata)))
+        with denied(reason):
+            await bench.channel().stream_unary(method, serialize, WorkResponse.FromString)(iter([]), metadata=metadata)
+        assert bench.server.calls == []
+
+    assert [record["decision"] for record in run(tmp_path, signer, scenario)] == ["refused"] * 2
+
+
 def test_a_refusal_ends_a_stream_after_what_passed(tmp_path: Path, signer: Countersigner) -> None:
     async def scenario(bench: Bench) -> None:
         call = stream(bench.channel(), COORDINATOR + "Work", WorkResponse)()

@@ -40,6 +40,12 @@ class _Interceptor:
         self._gate = gate
         self._destination = destination
 
+    def _opened(self, details: Any) -> Flow:
+        """The flow of a call whose messages come later, which may be started."""
+        flow = self._flow(details)
+        self._gate.open(flow)
+        return flow
+
     def _flow(self, details: Any) -> Flow:
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
         return Flow(self._destination, method, metadata=bool(list(details.metadata or ())))
@@ -74,14 +80,14 @@ class _UnaryStream(_Interceptor, grpc.aio.UnaryStreamClientInterceptor):  # type
 
 class _StreamUnary(_Interceptor, grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        flow = self._flow(client_call_details)
+        flow = self._opened(client_call_details)
         call = await continuation(client_call_details, self._admitted(flow, request_iterator))
         return _Explained(call, flow)
 
 
 class _StreamStream(_Interceptor, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        flow = self._flow(client_call_details)
+        flow = self._opened(client_call_details)
         call = await continuation(client_call_details, self._admitted(flow, request_iterator))
         return _responses(call, flow)
 

@@ -25,7 +25,7 @@ from client_agent.egress import content, flow
 from client_agent.egress.content import Allowed, Content
 from client_agent.egress.flow import Flow
 from client_agent.egress.policy import EgressPolicy, Purpose
-from client_agent.egress.rules import Refused, check_form, find_rule
+from client_agent.egress.rules import Refused, check_form, find_rule, role_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
 from veilfed.ledger import Head, Ledger, Record, SignedHead, receipts_path
@@ -174,6 +174,17 @@ class EgressGate:
             if refusal is not None:
                 raise self._refuse(record, refusal)
 
+    def open(self, call: Flow) -> None:
+        """Checks a call before it is started: a stream's method and metadata leave before its first message.
+
+        Records it if it is refused. Raises VeilfedError(POLICY_DENIED).
+        """
+        try:
+            self._check_call(call)
+        except Refused as refused:
+            with self._lock:
+                raise self._refuse(_envelope(call, "", b""), refused) from None
+
     async def admit(self, call: Flow, message: Message) -> Message:
         """Checks and records one message of a call; returns the private copy of it that is sent.
 
@@ -213,8 +224,7 @@ class EgressGate:
             record["purpose"] = rule.purpose.value
             found = content.describe(call, message)
             record |= found.fields()
-            if rule.role is not call.destination.server.role:
-                raise Refused(f"it may go to the {rule.role.value} only")
+            self._check_call(call)
             check_form(rule, message)
             self._check_policy(call, rule.purpose, found)
             self._check_budgets(found, len(data))
@@ -223,13 +233,18 @@ class EgressGate:
             return record, refused
         return record, None
 
-    def _check_policy(self, call: Flow, purpose: Purpose, found: Content) -> None:
-        if purpose not in self.policy.purposes:
-            raise Refused(f"the policy does not list the purpose {purpose.value}")
+    def _check_call(self, call: Flow) -> None:
+        role = role_for(call.method)
+        if role is not call.destination.server.role:
+            raise Refused(f"it may go to the {role.value} only")
         if call.metadata:
             raise Refused("the call has metadata")
         if call.destination.server.federation != self.identity.federation:
             raise Refused("the server is of another federation")
+
+    def _check_policy(self, call: Flow, purpose: Purpose, found: Content) -> None:
+        if purpose not in self.policy.purposes:
+            raise Refused(f"the policy does not list the purpose {purpose.value}")
         if found.inputs and not (call.destination.own_zone or self.policy.raw_data_to_other_zone):
             raise Refused("raw data may go to an oracle of the own zone only")
 

@@ -17,7 +17,7 @@ from veilfed.identity.names import Role
 from veilfed.v1.aggregator_pb2 import FetchRequest, JoinRequest, PushRequest, StatRequest, WorkRequest
 from veilfed.v1.oracle_pb2 import DescribeRequest, EmbedRequest
 
-__all__ = ["COORDINATOR", "ORACLE", "RULES", "Refused", "Rule", "check_form", "find_rule"]
+__all__ = ["COORDINATOR", "ORACLE", "RULES", "Refused", "Rule", "check_form", "find_rule", "role_for"]
 
 COORDINATOR = "/veilfed.v1.Coordinator/"
 ORACLE = "/veilfed.v1.Oracle/"
@@ -116,12 +116,21 @@ def _member(message: Message) -> str:
     return ""
 
 
-def find_rule(method: str, message: Message) -> Rule:
-    """The rule that lists this message. Raises Refused when there is none."""
+def _rules_of(method: str) -> list[Rule]:
     known = [rule for (name, _), rule in RULES.items() if name == method]
     if not known:
         raise Refused("this RPC is not on the allow-list")
-    if type(message) is not known[0].message:
+    return known
+
+
+def role_for(method: str) -> Role:
+    """The party that the list names for an RPC. Raises Refused when the RPC is not listed."""
+    return _rules_of(method)[0].role
+
+
+def find_rule(method: str, message: Message) -> Rule:
+    """The rule that lists this message. Raises Refused when there is none."""
+    if type(message) is not _rules_of(method)[0].message:
         raise Refused("this type of message is not on the allow-list of the RPC")
     rule = RULES.get((method, _member(message)))
     if rule is None:
