@@ -35,7 +35,8 @@ def _exception_places(_logger: object, _name: str, event: MutableMapping[str, An
             {
                 "type": type(error).__name__,
                 "frames": [
-                    f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+                    f"{frame.filename}:{frame.lineno} {frame.name}"
+                    for frame in traceback.extract_tb(error.__traceback__)
                 ],
             }
             for error in _causes(info)
