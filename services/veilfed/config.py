@@ -49,7 +49,7 @@ _Loader.add_constructor(
 
 
 def _compose(text: str, where: str, code: Code) -> tuple[yaml.Node | None, Any]:
-    if len(text) > MAX_YAML_BYTES:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
         raise VeilfedError(code, f"{where}: longer than {MAX_YAML_BYTES} bytes")
     try:
         loader = _Loader(text)

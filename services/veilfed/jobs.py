@@ -7,7 +7,11 @@ from pydantic import Field, model_validator
 from veilfed.config import Strict, validate
 from veilfed.errors import Code
 
-__all__ = ["Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
+__all__ = ["MAX_ROUNDS", "Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
+
+MAX_ROUNDS = 100_000
+
+MAX_COHORT = 10_000
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -43,12 +47,14 @@ class FedotStrategy(Strict):
 class Cohort(Strict):
     """Which institutions take part. Those of `evaluate` only evaluate and give out counts alone."""
 
-    train: list[Name] = Field(min_length=1, max_length=10_000)
-    evaluate: list[Name] = Field(default_factory=list, max_length=10_000)
+    train: list[Name] = Field(min_length=1, max_length=MAX_COHORT)
+    evaluate: list[Name] = Field(default_factory=list, max_length=MAX_COHORT)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         names = self.train + self.evaluate
+        if len(names) > MAX_COHORT:
+            raise ValueError(f"at most {MAX_COHORT} institutions in all")
         if len(set(names)) != len(names):
             raise ValueError("an institution may be named once only, in train or in evaluate")
         return self
@@ -69,7 +75,7 @@ class JobSpec(Strict):
     name: Name
     strategy: FedotStrategy
     cohort: Cohort
-    rounds: int = Field(ge=1, le=100_000)
+    rounds: int = Field(ge=1, le=MAX_ROUNDS)
     quorum: int = Field(ge=1, description="updates without which a round fails")
     deadline_seconds: float = Field(3600, gt=0, le=30 * 86_400, description="a round closes at the latest after this")
     grace_seconds: float = Field(60, ge=0, le=30 * 86_400, description="wait for the others after the quorum")
@@ -84,10 +90,9 @@ class JobSpec(Strict):
             )
         if self.strategy.weighting == "uniform" and self.fold.max_weight != 1:
             raise ValueError("fold.max_weight must be 1 where weighting is uniform")
-        bound = (
-            len(self.cohort.train) * self.fold.max_weight * max(self.fold.max_abs, 1.0) * 2.0**self.fold.fraction_bits
-        )
-        if bound >= 2.0**63:
+        # Integers, and one more for the rounding of each term: at the very edge floating point would round it away.
+        term = int(self.fold.max_weight * max(self.fold.max_abs, 1.0) * 2.0**self.fold.fraction_bits) + 1
+        if len(self.cohort.train) * term >= 2**63:
             raise ValueError(
                 "the ring could overflow: clients x max_weight x max_abs x 2^fraction_bits must stay below 2^63"
             )

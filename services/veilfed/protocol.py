@@ -12,5 +12,5 @@ INLINE_LIMIT = 1024 * 1024
 # Most bytes of one chunk of Push and Fetch.
 CHUNK_BYTES = 1024 * 1024
 
-# Most bytes of one artifact (a whole model).
-MAX_ARTIFACT_BYTES = 4 * 1024**3
+# Most bytes of one artifact (a whole model). Protocol Buffers end at 2 GiB, and whoever computes needs several copies.
+MAX_ARTIFACT_BYTES = 1024**3

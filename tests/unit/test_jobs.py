@@ -6,6 +6,8 @@ import pytest
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import parse_job
 
+MANY = [f"institution-{number}" for number in range(12_000)]
+
 
 def document(**changes: Any) -> dict[str, Any]:
     spec: dict[str, Any] = {
@@ -46,9 +48,29 @@ def test_a_job_survives_its_own_json() -> None:
         ({"fold__fraction_bits": 48, "fold__max_abs": 1e9}, "overflow"),
         ({"fold__max_weight": 10.0}, "max_weight"),
         ({"surprise": 1}, "surprise"),
+        (
+            {"cohort__train": [f"t{n}" for n in range(6_000)], "cohort__evaluate": [f"e{n}" for n in range(6_000)]},
+            "in all",
+        ),
+        ({"strategy__classes": ["a", "\N{SNOWMAN}" * 400_000]}, "longer than"),
     ],
 )
 def test_a_bad_job_is_refused_by_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(VeilfedError, match=words) as refused:
-        parse_job(json.dumps(document(**changes)))
+        parse_job(json.dumps(document(**changes), ensure_ascii=False))
     assert refused.value.code is Code.JOB_INVALID
+
+
+def test_the_ring_holds_the_largest_sum_however_it_is_rounded() -> None:
+    """Each of 9,999 terms may be rounded up by half a step: 2^63 must stay out of reach, not just nearly."""
+    clients = 9_999
+    weight = (2.0**63 - 2_000) / clients / 2.0**8
+    changes = {"strategy__weighting": "samples", "fold__max_abs": 1e7, "fold__fraction_bits": 8, "rounds": 1}
+    for factor, allowed in ((1.0, False), (1 - 1e-9, True)):
+        cohort = [f"t{number}" for number in range(clients)]
+        document_ = document(**changes, cohort__train=cohort, fold__max_weight=weight / 1e7 * factor)
+        if allowed:
+            parse_job(json.dumps(document_, ensure_ascii=False))
+        else:
+            with pytest.raises(VeilfedError, match="overflow"):
+                parse_job(json.dumps(document_, ensure_ascii=False))
