@@ -49,6 +49,16 @@ def test_a_broken_file(tmp_path: Path) -> None:
     assert caught.value.code is Code.STATE_CORRUPT
 
 
+def test_tables_of_a_later_version(tmp_path: Path) -> None:
+    engine = open_engine(url(tmp_path))
+    migrate(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(VeilfedError, match="version") as caught:
+        migrate(engine)
+    assert caught.value.code is Code.STATE_CORRUPT
+
+
 def test_an_unusable_url() -> None:
     with pytest.raises(VeilfedError) as caught:
         open_engine("nonsense")

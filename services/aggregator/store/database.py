@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -63,6 +64,10 @@ def migrate(engine: Engine) -> None:
         with engine.begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+    except CommandError:
+        raise VeilfedError(
+            Code.STATE_CORRUPT, "database: its tables are of a version that this software does not know"
+        ) from None
     except SQLAlchemyError as error:
         raise VeilfedError(
             Code.STATE_CORRUPT, f"database: cannot be opened or migrated ({type(error).__name__})"
