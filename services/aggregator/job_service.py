@@ -9,6 +9,7 @@ import grpc
 
 from aggregator.engine import Engine
 from aggregator.rounds import queries
+from veilfed.errors import Code, VeilfedError
 from veilfed.rpc.server import peer
 from veilfed.v1.aggregator_pb2 import (
     CancelJobRequest,
@@ -64,6 +65,8 @@ class Jobs(JobServiceServicer):
                 if not events:
                     await changed.wait()
                     await asyncio.sleep(GATHER_SECONDS)
+        # An end in order would say that the job has ended.
+        raise VeilfedError(Code.UNREACHABLE, "the aggregator is stopping", "Watch again later.")
 
     async def CancelJob(self, request: CancelJobRequest, context: Context) -> CancelJobResponse:  # noqa: N802
         await self._engine.cancel(request.job_id, peer())

@@ -434,9 +434,20 @@ async def _restart(aggregator: Aggregator) -> None:
 async def test_it_stops_in_order_with_streams_open(federation: Federation, tmp_path: Path) -> None:
     with running_aggregator(federation, tmp_path / "aggregator") as aggregator:
         assert aggregator.process is not None
-        async with agent(aggregator, "north") as north:
+        async with aggregator.admin() as admin, agent(aggregator, "north") as north:
+            job_id = await admin.submit(job_spec(["north", "south"]))
+            watching = asyncio.create_task(_watched(aggregator, job_id))
+            await admin.happened(job_id, "job_submitted")
             aggregator.process.ask_to_stop()
             with refused(Code.UNREACHABLE):
                 await north.next()
+            with refused(Code.UNREACHABLE):  # an end in order would say that the job has ended
+                await watching
         assert await asyncio.to_thread(aggregator.process.wait, 10) == 0
         assert "error" not in aggregator.process.tail()
+
+
+async def _watched(aggregator: Aggregator, job_id: str) -> None:
+    async with aggregator.admin() as admin:
+        async for _ in admin.watch(job_id):
+            pass
