@@ -162,7 +162,7 @@ class Artifacts:
         """A model's bytes from `offset` on, in pieces of at most 1 MiB."""
         path = self._model(sha256)
         with _explained(path), path.open("rb") as file:
-            file.seek(offset)
+            file.seek(min(offset, os.fstat(file.fileno()).st_size))
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 

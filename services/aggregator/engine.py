@@ -71,12 +71,13 @@ class Engine:
         self._models: OrderedDict[str, TensorMap] = OrderedDict()
         self._folds: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.stopping = False
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Migrates the database and takes up what was under way."""
         await self._database.open()
+        await self.change(self.machine.fail_unreadable)
         await self._clean()
         await self._tick()
         self._timer = asyncio.create_task(self._keep_ticking())
@@ -92,7 +93,7 @@ class Engine:
         while self._chores:  # short, and somebody may wait for them
             await asyncio.gather(*self._chores, return_exceptions=True)
 
-    def _spawn(self, chore: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _spawn(self, chore: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
         task = asyncio.create_task(chore)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
@@ -165,7 +166,7 @@ class Engine:
 
     async def submit(self, text: str) -> str:
         """Starts a job; returns its id. Raises VeilfedError(JOB_INVALID)."""
-        spec = parse_job(text)
+        spec = await asyncio.to_thread(parse_job, text)
         strategy = strategy_for(spec)
         if strategy.model_bytes > MAX_ARTIFACT_BYTES:
             raise VeilfedError(Code.JOB_INVALID, f"job: the model is larger than {MAX_ARTIFACT_BYTES} bytes")
@@ -185,7 +186,10 @@ class Engine:
         await self.change(partial(self.machine.cancel, job_id=job_id, by=by))
 
     async def join(self, identity: Identity, software_version: str) -> str:
-        """A new session; the identity's older one ends. Returns its secret."""
+        """A new session; the identity's older one ends, even if who asked has gone meanwhile. Returns its secret."""
+        return await asyncio.shield(self._spawn(self._join(identity, software_version)))
+
+    async def _join(self, identity: Identity, software_version: str) -> str:
         secret, before = await self.run(
             partial(sessions.join, identity=identity, software_version=software_version, now=self.clock())
         )
@@ -206,7 +210,7 @@ class Engine:
             now, institution = self.clock(), identity.institution
             sessions.renew(connection, session, "connected", now, self.machine.lease_ms)
             offers = sessions.offer(connection, session, institution, now, self.machine.lease_ms, again=True)
-            effects = self.machine.open_pending(connection, institution, live)
+            effects = self.machine.open_pending(connection, live, institution)
             effects.offers = offers + effects.offers
             return effects
 

@@ -1,7 +1,7 @@
 """Who is connected: the open Work streams of the agents and those who watch jobs. Event loop only."""
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,8 +12,9 @@ from veilfed.v1.aggregator_pb2 import WorkResponse
 
 __all__ = ["Hub", "Stream"]
 
-# Messages that may wait for an agent that does not read. More means that it is stuck.
-MAX_QUEUE = 64
+# What may wait for an agent. Who connects is offered the tasks of all its jobs at once; more means that it does not
+# read.
+MAX_QUEUE = 4096
 
 
 class Stream:
@@ -22,8 +23,9 @@ class Stream:
     def __init__(self, session: str, identity: Identity, now: int) -> None:
         self.session, self.identity = session, identity
         self.last_seen_ms = now
-        self._queue: asyncio.Queue[Offer | WorkResponse] = asyncio.Queue(MAX_QUEUE)
-        self._closed = asyncio.Event()
+        self._queue: deque[Offer | WorkResponse] = deque()
+        self._changed = asyncio.Event()
+        self._closed = False
         self._error: VeilfedError | None = None
         self._offered: OrderedDict[str, Offer] = OrderedDict()
 
@@ -33,31 +35,37 @@ class Stream:
         return offer if offer is not None and (offer.job_id, offer.round) == (job_id, number) else None
 
     def send(self, item: Offer | WorkResponse) -> None:
+        """Queues; nothing happens after the end. Too much of what is not read ends the stream."""
+        if self._closed:
+            return
+        if len(self._queue) == MAX_QUEUE:
+            self.close(VeilfedError(Code.SESSION_INVALID, "the agent does not read what it is sent"))
+            return
         if isinstance(item, Offer):
             self._offered[item.token] = item
             while len(self._offered) > MAX_QUEUE:
                 self._offered.popitem(last=False)
-        try:
-            self._queue.put_nowait(item)
-        except asyncio.QueueFull:
-            self.close(VeilfedError(Code.SESSION_INVALID, "the agent does not read what it is sent"))
+        self._queue.append(item)
+        self._changed.set()
 
     def close(self, error: VeilfedError | None = None) -> None:
-        """Ends the stream, with an error or in order; the first close counts."""
-        if not self._closed.is_set():
-            self._error = error
-            self._closed.set()
-            if self._queue.empty():
-                self._queue.put_nowait(WorkResponse())  # wakes `next`
+        """Ends the stream: with an error at once, in order after what is queued. The first close counts."""
+        if not self._closed:
+            self._closed, self._error = True, error
+            if error is not None:
+                self._queue.clear()
+            self._changed.set()
 
     async def next(self) -> Offer | WorkResponse | None:
         """What to send next; None at an orderly end. Raises VeilfedError when the stream was closed with one."""
-        item = await self._queue.get()
-        if not self._closed.is_set():
-            return item
-        if self._error is not None:
-            raise self._error
-        return None
+        while not self._queue:
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._queue.popleft()
 
 
 class Hub:

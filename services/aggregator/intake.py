@@ -13,14 +13,18 @@ from aggregator.hub import Stream
 from aggregator.rounds.book import Job
 from aggregator.rounds.machine import Claim, Found, Taken
 from aggregator.rounds.records import Offer, Refused
+from aggregator.words import printable
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import load_key
 from veilfed.identity.material import Credentials
 from veilfed.ledger import Head, head_statement
+from veilfed.logs import get_logger
 from veilfed.v1.aggregator_pb2 import Receipt, Rejection, TaskRefusal, Update, WorkResponse
 from veilfed.wire.tensors import Arrays, map_bytes, parse_map, unpack_map
 
 __all__ = ["Intake"]
+
+log = get_logger("aggregator.intake")
 
 MAX_REASON = 300
 
@@ -34,7 +38,11 @@ class Intake:
         self._certificate_pem = credentials.certificate_pem
 
     async def update(self, stream: Stream, update: Update) -> None:
-        """Answers with a Receipt or a Rejection on the stream."""
+        """Answers with a Receipt or a Rejection on the stream.
+
+        Raises VeilfedError(INTERNAL) when the aggregator cannot keep the update: the stream must end, so that the
+        agent comes back and sends it again.
+        """
         claim = Claim(stream.identity, stream.session, update.job_id, update.round, update.token)
         engine = self._engine
         try:
@@ -59,6 +67,8 @@ class Intake:
 
     async def _refused(self, stream: Stream, claim: Claim, error: VeilfedError) -> None:
         """Answers with a rejection; bad content excludes the institution from the round."""
+        if error.code is Code.FILE_UNUSABLE:
+            error = await self._own_fault(claim, error)
         reply = partial(stream.send, _rejection(claim, error))
         if error.code is not Code.UPDATE_INVALID:
             reply()
@@ -67,6 +77,15 @@ class Intake:
             await self._exclude(claim, Refused(error.code.name, error.message), reply)
         except VeilfedError as newer:  # such as a round that has closed meanwhile
             stream.send(_rejection(claim, newer))
+
+    async def _own_fault(self, claim: Claim, error: VeilfedError) -> VeilfedError:
+        """Why an update could not be kept: its round has closed and its folder is gone, or the disk fails."""
+        try:
+            await self._engine.run(partial(self._engine.machine.find, claim=claim))
+        except VeilfedError as closed:
+            return closed
+        log.error("an update cannot be kept", job=claim.job_id, round=claim.round, error=error.message)
+        raise VeilfedError(Code.INTERNAL, "the aggregator cannot keep updates at the moment") from None
 
     async def _exclude(self, claim: Claim, refused: Refused, first: Callable[[], None] | None = None) -> None:
         engine = self._engine
@@ -119,9 +138,8 @@ class Intake:
         """Excludes the institution from the round, as it asks."""
         claim = Claim(stream.identity, stream.session, refusal.job_id, refusal.round, refusal.token)
         code = refusal.code if refusal.code in Code.__members__ else Code.PROTOCOL_VIOLATION.name
-        reason = "".join(c if c.isprintable() else " " for c in refusal.reason[:MAX_REASON])
         try:
-            await self._exclude(claim, Refused(code, reason))
+            await self._exclude(claim, Refused(code, printable(refusal.reason, MAX_REASON)))
         except VeilfedError as error:
             stream.send(_rejection(claim, error))
 

@@ -1,7 +1,8 @@
 """Large models and updates in chunks: Stat, Push, Fetch."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
@@ -11,6 +12,7 @@ from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
+from veilfed.logs import get_logger
 from veilfed.protocol import CHUNK_BYTES
 from veilfed.v1.aggregator_pb2 import (
     FetchRequest,
@@ -22,6 +24,20 @@ from veilfed.v1.aggregator_pb2 import (
 )
 
 __all__ = ["Transfers"]
+
+log = get_logger("aggregator.transfers")
+
+
+@contextmanager
+def _own_faults() -> Iterator[None]:
+    """Makes a disk that fails a fault of the service: agents try again, and learn nothing of its folders."""
+    try:
+        yield
+    except VeilfedError as error:
+        if error.code is not Code.FILE_UNUSABLE:
+            raise
+        log.error("a transfer failed", error=error.message)
+        raise VeilfedError(Code.INTERNAL, "the aggregator cannot use its files at the moment") from None
 
 
 def _member(job: Job, identity: Identity) -> None:
@@ -51,9 +67,10 @@ class Transfers:
 
     async def stat(self, identity: Identity, request: StatRequest) -> StatResponse:
         await self._job(identity, request.job_id, request.session)
-        received, complete = await asyncio.to_thread(
-            self._engine.artifacts.arrived, request.job_id, identity.institution, request.sha256
-        )
+        with _own_faults():
+            received, complete = await asyncio.to_thread(
+                self._engine.artifacts.arrived, request.job_id, identity.institution, request.sha256
+            )
         return StatResponse(received=received, complete=complete)
 
     async def push(self, identity: Identity, requests: AsyncIterator[PushRequest]) -> PushResponse:
@@ -73,7 +90,14 @@ class Transfers:
         received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
         if complete:
             return PushResponse(received=received, complete=True)
-        upload = await asyncio.to_thread(artifacts.upload, job.id, identity.institution, ref, header.offset)
+        with _own_faults():
+            return await self._take(job, identity.institution, ref, header.offset, requests)
+
+    async def _take(
+        self, job: Job, institution: str, ref: Ref, offset: int, requests: AsyncIterator[PushRequest]
+    ) -> PushResponse:
+        artifacts = self._engine.artifacts
+        upload = await asyncio.to_thread(artifacts.upload, job.id, institution, ref, offset)
         try:
             async for request in requests:
                 if request.WhichOneof("body") != "chunk" or len(request.chunk) > CHUNK_BYTES:
@@ -92,5 +116,6 @@ class Transfers:
         if not await self._engine.run(lambda connection: queries.is_model(connection, request.job_id, request.sha256)):
             raise VeilfedError(Code.NOT_FOUND, "the job has no such model")
         chunks = self._engine.artifacts.chunks(request.sha256, request.offset)
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield FetchResponse(chunk=chunk)
+        with _own_faults():
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield FetchResponse(chunk=chunk)

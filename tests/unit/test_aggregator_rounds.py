@@ -83,7 +83,7 @@ class World:
         session = session or self.join(institution)
         self.live[institution] = session
         self.change(lambda c: Effects(offers=sessions.offer(c, session, institution, self.now, LEASE_MS, again=True)))
-        self.change(lambda c: self.machine.open_pending(c, institution, self.live))
+        self.change(lambda c: self.machine.open_pending(c, self.live, institution))
         return session
 
     def claim(self, institution: str, **changes: Any) -> Claim:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, insert, select
 
 from aggregator.rounds.records import Effects
@@ -14,7 +15,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation
 
-__all__ = ["Book", "Job", "evaluations_json"]
+__all__ = ["Book", "Job", "evaluations_json", "kept_spec"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Job:
     spec: JobSpec
     spec_json: str
     strategy: Fedot
+
+
+def kept_spec(job_id: str, spec_json: str) -> JobSpec:
+    """The specification in the database. Raises VeilfedError(STATE_CORRUPT), such as for one of another version."""
+    try:
+        return JobSpec.model_validate_json(spec_json)
+    except ValidationError:
+        raise VeilfedError(Code.STATE_CORRUPT, f"job {job_id}: the kept specification is not valid") from None
 
 
 def evaluations_json(evaluations: list[Evaluation]) -> str:
@@ -45,12 +54,12 @@ class Book:
         self._jobs: dict[str, Job] = {}
 
     def job(self, connection: Connection, job_id: str) -> Job:
-        """Raises VeilfedError(NOT_FOUND)."""
+        """Raises VeilfedError: NOT_FOUND, STATE_CORRUPT."""
         if job_id not in self._jobs:
             spec_json = connection.execute(select(JobRow.spec_json).where(JobRow.id == job_id)).scalar()
             if spec_json is None:
                 raise VeilfedError(Code.NOT_FOUND, "there is no such job")
-            spec = JobSpec.model_validate_json(spec_json)
+            spec = kept_spec(job_id, spec_json)
             self._jobs[job_id] = Job(job_id, spec, spec_json, strategy_for(spec))
         return self._jobs[job_id]
 

@@ -21,23 +21,23 @@ class Closing(Book):
     """All methods run in one transaction of the caller."""
 
     def _end_job(
-        self, connection: Connection, job: Job, state: JobState, round_state: RoundState, why: str, effects: Effects
+        self, connection: Connection, job_id: str, state: JobState, round_state: RoundState, why: str, effects: Effects
     ) -> bool:
         """Ends a running job and its current round; False if it was not running."""
         error = why if state is JobState.FAILED else ""
         ended = connection.execute(
             update(JobRow)
-            .where(JobRow.id == job.id, JobRow.state == JobState.RUNNING)
+            .where(JobRow.id == job_id, JobRow.state == JobState.RUNNING)
             .values(state=state, ended_ms=self.clock(), error=error)
         )
         if ended.rowcount == 0:
             return False
         current = (RoundState.PENDING, RoundState.OPEN, RoundState.FOLDING)
         connection.execute(
-            update(RoundRow).where(RoundRow.job_id == job.id, RoundRow.state.in_(current)).values(state=round_state)
+            update(RoundRow).where(RoundRow.job_id == job_id, RoundRow.state.in_(current)).values(state=round_state)
         )
-        self._end_tasks(connection, job.id, None, why, effects)
-        effects.jobs_ended.add(job.id)
+        self._end_tasks(connection, job_id, None, why, effects)
+        effects.jobs_ended.add(job_id)
         return True
 
     def _excluded(
@@ -88,7 +88,7 @@ class Closing(Book):
             effects.folds.append((job.id, number))
             return
         self.event(connection, effects, job.id, "round_published", round=number, text="closing evaluation")
-        self._end_job(connection, job, JobState.DONE, RoundState.FAILED, "", effects)
+        self._end_job(connection, job.id, JobState.DONE, RoundState.FAILED, "", effects)
         self.event(connection, effects, job.id, "job_done", round=number)
 
     def _end_tasks(
@@ -150,7 +150,7 @@ class Closing(Book):
         for label, names in (("missing", missing), ("excluded", excluded)):
             if names:
                 message += f"; {label}: " + ", ".join(names[:50]) + (", ..." if len(names) > 50 else "")
-        if self._end_job(connection, job, JobState.FAILED, RoundState.FAILED, message, effects):
+        if self._end_job(connection, job.id, JobState.FAILED, RoundState.FAILED, message, effects):
             self.event(connection, effects, job.id, "job_failed", round=number, text=message)
 
     # Folding.
@@ -172,8 +172,18 @@ class Closing(Book):
         return [(row.institution, row.weight, row.update_sha256) for row in rows]
 
     def lose(self, connection: Connection, job_id: str, number: int, institutions: list[str]) -> Effects:
-        """Excludes institutions whose kept updates were damaged, while folding; the fold starts again without."""
+        """Excludes institutions whose kept updates were damaged, while folding; the fold starts again without.
+
+        Nothing if the round is folded no more: the updates of a job that was cancelled are removed, not damaged.
+        """
         effects, refused = Effects(), Refused(Code.STATE_CORRUPT.name, "the kept update is damaged")
+        folding = connection.execute(
+            update(RoundRow)
+            .where(RoundRow.job_id == job_id, RoundRow.number == number, RoundRow.state == RoundState.FOLDING)
+            .values(state=RoundState.FOLDING)
+        )
+        if folding.rowcount == 0:
+            return effects
         for institution in institutions:
             lost = connection.execute(
                 update(TaskRow)

@@ -137,10 +137,22 @@ class Machine(Closing):
         effects = Effects()
         job = self.job(connection, job_id)
         if not self._end_job(
-            connection, job, JobState.CANCELLED, RoundState.CANCELLED, "the job was cancelled", effects
+            connection, job.id, JobState.CANCELLED, RoundState.CANCELLED, "the job was cancelled", effects
         ):
             raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended already")
         self.event(connection, effects, job_id, "job_cancelled", text=f"by {by}")
+        return effects
+
+    def fail_unreadable(self, connection: Connection) -> Effects:
+        """Fails the running jobs whose specification cannot be read, so that the others can go on."""
+        effects = Effects()
+        running = connection.execute(select(JobRow.id).where(JobRow.state == JobState.RUNNING)).scalars().all()
+        for job_id in running:
+            try:
+                self.job(connection, job_id)
+            except VeilfedError as error:
+                self._end_job(connection, job_id, JobState.FAILED, RoundState.FAILED, error.message, effects)
+                self.event(connection, effects, job_id, "job_failed", text=error.message)
         return effects
 
     # Rounds.
@@ -156,14 +168,14 @@ class Machine(Closing):
         deadline = now + round(job.spec.deadline_seconds * 1000)
         return {"state": RoundState.OPEN, "opened_ms": now, "deadline_ms": deadline, "due_ms": deadline}
 
-    def open_pending(self, connection: Connection, institution: str, live: Live) -> Effects:
-        """Opens the rounds that waited for a quorum to connect, of the jobs in which the institution trains."""
+    def open_pending(self, connection: Connection, live: Live, institution: str = "") -> Effects:
+        """Opens the rounds whose quorum is connected now; with `institution` of the jobs in which it trains only."""
         effects = Effects()
         pending = (
             connection.execute(select(RoundRow.job_id).where(RoundRow.state == RoundState.PENDING)).scalars().all()
         )
         for job_id in pending:
-            if institution in self.job(connection, job_id).spec.cohort.train:
+            if not institution or institution in self.job(connection, job_id).spec.cohort.train:
                 self._open_if_quorum(connection, job_id, live, effects)
         return effects
 
@@ -309,8 +321,11 @@ class Machine(Closing):
     # Time.
 
     def tick(self, connection: Connection, live: Live) -> Effects:
-        """What time alone brings: closed rounds, ended leases, and folds that were interrupted."""
-        effects, now = Effects(), self.clock()
+        """What time alone brings: closed rounds, ended leases, and folds that were interrupted.
+
+        Rounds that wait for a quorum are looked at too: an agent that was silent may be heard again.
+        """
+        effects, now = self.open_pending(connection, live), self.clock()
         due = connection.execute(
             select(RoundRow.job_id, RoundRow.number).where(RoundRow.state == RoundState.OPEN, RoundRow.due_ms <= now)
         ).all()

@@ -6,10 +6,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, or_, select
 
+from aggregator.rounds.book import kept_spec
 from aggregator.rounds.records import JobState
 from aggregator.store.schema import AgentRow, EventRow, JobRow, RoundRow, TaskRow
+from aggregator.words import cut
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec
+from veilfed.protocol import MAX_MESSAGE_BYTES
 from veilfed.v1.aggregator_pb2 import (
     ClientDetail,
     ClientRound,
@@ -23,9 +25,15 @@ from veilfed.v1.aggregator_pb2 import (
 __all__ = ["details", "events", "is_model", "running", "summaries"]
 
 MAX_SUMMARIES = 1000
-# Rounds of one answer are cut so that it stays below the message limit: the newest are told.
+# Answers stay below the limit of messages, whatever agents gave as reasons: the newest rounds are told, and long words
+# are cut.
 MAX_CLIENT_ROUNDS = 8000
+MAX_DETAILS_BYTES = MAX_MESSAGE_BYTES * 7 // 8
+MAX_WORDS_BYTES = 256 * 1024
+MAX_ERROR_BYTES = 1000
 MAX_EVENTS = 500
+# Numbers on the wire may be larger than those of a database.
+MAX_NUMBER = 2**63 - 1
 
 
 def _evaluations(text: str) -> list[Evaluation]:
@@ -54,24 +62,47 @@ def _job(connection: Connection, job_id: str) -> Row[Any]:
 
 
 def summaries(connection: Connection, limit: int) -> list[JobSummary]:
-    """The newest jobs first."""
+    """The newest jobs first; long errors are cut."""
     rows = connection.execute(
         select(JobRow.__table__).order_by(JobRow.created_ms.desc(), JobRow.id).limit(min(limit or 100, MAX_SUMMARIES))
     )
-    return [_summary(row) for row in rows]
+    found = [_summary(row) for row in rows]
+    for summary in found:
+        summary.error = cut(summary.error, MAX_ERROR_BYTES)
+    return found
 
 
 def details(connection: Connection, job_id: str, connected: Collection[str]) -> GetJobResponse:
-    """A job with its rounds (the newest, if there are very many) and clients. Raises VeilfedError(NOT_FOUND)."""
+    """A job with its rounds (the newest, if there are very many) and clients.
+
+    Raises VeilfedError: NOT_FOUND, STATE_CORRUPT.
+    """
     job = _job(connection, job_id)
-    spec = JobSpec.model_validate_json(job.spec_json)
+    spec = kept_spec(job_id, job.spec_json)
     institutions = spec.cohort.train + spec.cohort.evaluate
-    most = max(1, MAX_CLIENT_ROUNDS // len(institutions))
+    answer = GetJobResponse(
+        summary=_summary(job), spec_json=job.spec_json, clients=_clients(connection, institutions, connected)
+    )
+    size, told = answer.ByteSize(), list[RoundDetail]()
+    for detail in _newest_rounds(connection, job_id, institutions):
+        size += detail.ByteSize() + 8
+        if told and size > MAX_DETAILS_BYTES:
+            break
+        told.append(detail)
+    answer.rounds.extend(reversed(told))
+    return answer
+
+
+def _newest_rounds(connection: Connection, job_id: str, institutions: list[str]) -> list[RoundDetail]:
+    """The newest first."""
     rounds = connection.execute(
-        select(RoundRow.__table__).where(RoundRow.job_id == job_id).order_by(RoundRow.number.desc()).limit(most)
-    ).all()[::-1]
+        select(RoundRow.__table__)
+        .where(RoundRow.job_id == job_id)
+        .order_by(RoundRow.number.desc())
+        .limit(max(1, MAX_CLIENT_ROUNDS // len(institutions)))
+    ).all()
     tasks: dict[int, list[ClientRound]] = {}
-    first = rounds[0].number if rounds else 0
+    first = rounds[-1].number if rounds else 0
     for row in connection.execute(
         select(TaskRow.round, TaskRow.institution, TaskRow.state, TaskRow.code, TaskRow.reason, TaskRow.evaluations)
         .where(TaskRow.job_id == job_id, TaskRow.round >= first)
@@ -82,25 +113,20 @@ def details(connection: Connection, job_id: str, connected: Collection[str]) -> 
                 institution=row.institution,
                 state=row.state,
                 code=row.code,
-                reason=row.reason,
+                reason=cut(row.reason, MAX_WORDS_BYTES // len(institutions)),
                 evaluations=_evaluations(row.evaluations),
             )
         )
-    return GetJobResponse(
-        summary=_summary(job),
-        spec_json=job.spec_json,
-        rounds=[
-            RoundDetail(
-                round=row.number,
-                state=row.state,
-                model_sha256=row.model_sha256 if row.opened_ms else "",
-                published_sha256=row.published_sha256,
-                clients=tasks.get(row.number, []),
-            )
-            for row in rounds
-        ],
-        clients=_clients(connection, institutions, connected),
-    )
+    return [
+        RoundDetail(
+            round=row.number,
+            state=row.state,
+            model_sha256=row.model_sha256 if row.opened_ms else "",
+            published_sha256=row.published_sha256,
+            clients=tasks.get(row.number, []),
+        )
+        for row in rounds
+    ]
 
 
 def _clients(connection: Connection, institutions: list[str], connected: Collection[str]) -> list[ClientDetail]:
@@ -116,7 +142,7 @@ def _clients(connection: Connection, institutions: list[str], connected: Collect
         ClientDetail(
             institution=name,
             last_seen_unix_ms=seen[name].last_seen_ms if name in seen else 0,
-            activity=seen[name].activity if name in seen else "",
+            activity=cut(seen[name].activity, MAX_WORDS_BYTES // len(institutions)) if name in seen else "",
             connected=name in connected,
         )
         for name in institutions
@@ -128,7 +154,7 @@ def events(connection: Connection, job_id: str, after: int) -> tuple[list[WatchJ
     job = _job(connection, job_id)
     rows = connection.execute(
         select(EventRow.__table__)
-        .where(EventRow.job_id == job_id, EventRow.number > after)
+        .where(EventRow.job_id == job_id, EventRow.number > min(after, MAX_NUMBER))
         .order_by(EventRow.number)
         .limit(MAX_EVENTS)
     ).all()

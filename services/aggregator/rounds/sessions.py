@@ -8,10 +8,14 @@ from sqlalchemy import Connection, and_, insert, or_, select, update
 from aggregator.artifacts import Ref
 from aggregator.rounds.records import Offer, RoundState, TaskState
 from aggregator.store.schema import AgentRow, RoundRow, TaskRow
+from aggregator.words import printable
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 
 __all__ = ["check", "expire", "invalid", "join", "offer", "renew", "session_digest"]
+
+
+MAX_WORDS = 64
 
 
 def session_digest(secret: str) -> str:
@@ -30,7 +34,7 @@ def join(connection: Connection, identity: Identity, software_version: str, now:
     before = connection.execute(select(AgentRow.session).where(key)).scalar() or ""
     values = {
         "session": session_digest(secret),
-        "software_version": software_version[:64],
+        "software_version": printable(software_version, MAX_WORDS),
         "joined_ms": now,
         "last_seen_ms": now,
         "activity": "joined",
@@ -55,10 +59,14 @@ def check(connection: Connection, session: str, identity: Identity) -> None:
 
 
 def renew(connection: Connection, session: str, activity: str, now: int, lease_ms: int) -> None:
-    """Notes a sign of life and lengthens the leases of the session."""
-    connection.execute(
-        update(AgentRow).where(AgentRow.session == session).values(last_seen_ms=now, activity=activity[:64])
+    """Notes a sign of life and lengthens the leases of the session. Raises VeilfedError(SESSION_INVALID)."""
+    seen = connection.execute(
+        update(AgentRow)
+        .where(AgentRow.session == session)
+        .values(last_seen_ms=now, activity=printable(activity, MAX_WORDS))
     )
+    if seen.rowcount == 0:
+        raise invalid()
     connection.execute(
         update(TaskRow)
         .where(TaskRow.leased_to == session, TaskRow.state == TaskState.LEASED)
