@@ -67,6 +67,8 @@ class Finished:
     model: bytes
     update: bytes
     state: bytes
+    # How many results this round has had, of different models, this one included.
+    answers: int = 1
 
     def to_bytes(self) -> bytes:
         """A digest, a header and the three parts: no code in it, and a changed byte is found."""
@@ -76,6 +78,7 @@ class Finished:
             "trained": self.trained,
             "model_sha256": self.model_sha256,
             "weight": self.weight,
+            "answers": self.answers,
             "evaluations": [[counts.name, counts.correct, counts.total] for counts in self.evaluations],
         }
         parts = (json.dumps(header).encode(), self.model, self.update, self.state)

@@ -81,6 +81,12 @@ def perform(
     done = folder.finished(order.round)
     if done is not None and done.model_sha256 == order.model_sha256 and done.trained == order.train:
         return done
+    answers = done.answers + 1 if done else 1
+    if answers > policy.max_answers_per_round:
+        raise VeilfedError(
+            Code.POLICY_DENIED,
+            f"round {order.round} was answered {done.answers if done else 0} times, for other models",
+        )
     start = folder.before(order.round)
     before = start.state if start else b""
     strategy = prepared.spec.strategy
@@ -106,6 +112,7 @@ def perform(
         model=order.model,
         update=update,
         state=after,
+        answers=answers,
     )
     folder.save(finished)
     return finished

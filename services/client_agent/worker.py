@@ -1,6 +1,7 @@
 """One task, from its offer to its answer: consent, model, embeddings, computation, update or refusal."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -62,6 +63,9 @@ REASONS = {
 OTHER_REASON = "the institution could not do the task"
 
 MAX_PREPARED = 8
+
+# Room for the names and shapes around the elements of a serialised model.
+FRAME_BYTES = 1024
 
 
 class Link:
@@ -175,9 +179,19 @@ class Worker:
         trains = self._desk.institution in spec.cohort.train
         if not trains and self._desk.institution not in spec.cohort.evaluate:
             raise VeilfedError(Code.TASK_INVALID, "the job's cohort does not list this institution")
+        # Round `spec.rounds` is the closing evaluation. More than that was not consented to.
+        if task.round > spec.rounds - (task.kind == TASK_KIND_TRAIN):
+            raise VeilfedError(
+                Code.TASK_INVALID, f"round {task.round} is not one of the {spec.rounds} that the job has"
+            )
         shape = (len(spec.strategy.classes), spec.strategy.dimension)
-        self._desk.gate.expect(task.job_id, {CLASSIFIER: (shape, np.float32)} if trains else {})
-        model = await self._fetch_model()
+        self._desk.gate.expect(
+            task.job_id,
+            {CLASSIFIER: (shape, np.float32)} if trains else {},
+            rounds=spec.rounds,
+            max_weight=spec.fold.max_weight,
+        )
+        model = await self._fetch_model(math.prod(shape) * np.dtype(np.float32).itemsize)
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
         prepared = await self._prepare(spec)
         self._act("training" if order.train else "evaluating")
@@ -211,11 +225,13 @@ class Worker:
             how = "approved by the institution" if approved else "allowed by the policy"
             self._desk.gate.note("consent", f"job {job}: {how}; specification {digest(self._task.spec_json.encode())}")
 
-    async def _fetch_model(self) -> bytes:
-        """The model's bytes, from the task or in chunks."""
+    async def _fetch_model(self, most: int) -> bytes:
+        """The model's bytes, from the task or in chunks; `most` is the length of its elements."""
         if self._task.WhichOneof("model") == "tensors":
             return self._task.tensors.SerializeToString(deterministic=True)
         if self._task.WhichOneof("model") == "artifact":
+            if self._task.artifact.size > most + FRAME_BYTES:
+                raise VeilfedError(Code.PROTOCOL_VIOLATION, "a model that is longer than the job's")
             session = await self._desk.link.get()
             return await session.download(self._task.job_id, self._task.artifact, self._model)
         raise VeilfedError(Code.PROTOCOL_VIOLATION, "a task without a model")

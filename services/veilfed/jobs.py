@@ -7,9 +7,7 @@ from pydantic import Field, model_validator
 from veilfed.config import Strict, validate
 from veilfed.errors import Code
 
-__all__ = ["MAX_ROUNDS", "Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
-
-MAX_ROUNDS = 100_000
+__all__ = ["Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
 
 MAX_COHORT = 10_000
 
@@ -75,7 +73,7 @@ class JobSpec(Strict):
     name: Name
     strategy: FedotStrategy
     cohort: Cohort
-    rounds: int = Field(ge=1, le=MAX_ROUNDS)
+    rounds: int = Field(ge=1, le=100_000)
     quorum: int = Field(ge=1, description="updates without which a round fails")
     deadline_seconds: float = Field(3600, gt=0, le=30 * 86_400, description="a round closes at the latest after this")
     grace_seconds: float = Field(60, ge=0, le=30 * 86_400, description="wait for the others after the quorum")

@@ -320,6 +320,28 @@ async def test_a_session_that_ends_in_the_middle_of_a_transfer(
 
 
 @asynchronous
+async def test_more_than_the_job_says_is_refused(federation: Federation, tmp_path: Path) -> None:
+    async with bench(federation, tmp_path) as b:
+        job = spec(["north", "south"], rounds=2)
+        longer = offer(0, job=job)
+        longer.task.artifact.CopyFrom(Artifact(sha256="0" * 64, size=1 << 20))
+        beyond = {
+            "training in the closing evaluation": (offer(2, job=job), "TASK_INVALID"),
+            "a round after it": (offer(3, job=job, kind=TASK_KIND_EVALUATE), "TASK_INVALID"),
+            "a longer model": (longer, "PROTOCOL_VIOLATION"),
+        }
+        b.coordinator.open = [offer(1, job=job)]
+        with running(b.config()):
+            await b.update()
+            for what, (response, code) in beyond.items():
+                b.coordinator.send(response)
+                assert (await b.refusal()).code == code, what
+            b.coordinator.send(offer(2, job=job, kind=TASK_KIND_EVALUATE))
+            assert (await b.update()).round == 2
+        assert b.coordinator.fetches == []
+
+
+@asynchronous
 async def test_another_model_than_the_named_one_is_refused(federation: Federation, tmp_path: Path) -> None:
     async with bench(federation, tmp_path) as b:
         b.coordinator.model = b"x" * 100

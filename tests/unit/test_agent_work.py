@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,24 @@ def test_a_round_starts_from_the_round_before(folder: JobFolder, tmp_path: Path)
     # Another model of the same round: trained from the state before it, not on top of the first result.
     other = perform(prepared, folder, order(1, seed=2), POLICY, never)
     assert other.update != second.update
-    assert perform(prepared, folder, order(1, seed=1), POLICY, never) == second
+    assert perform(prepared, folder, order(1, seed=1), POLICY, never) == replace(second, answers=3)
     # The closing evaluation changes no state.
     closing = perform(prepared, folder, order(2, train=False, seed=3), POLICY, never)
     assert (closing.update, closing.weight) == (b"", 0.0)
     assert closing.state == second.state
+
+
+def test_a_round_is_not_answered_for_ever_new_models(folder: JobFolder) -> None:
+    prepared, policy = make(), EgressPolicy(max_answers_per_round=2)
+    for number in range(2):
+        for seed in range(2):
+            last = perform(prepared, folder, order(number, seed=seed), policy, never)
+        denied = refused(Code.POLICY_DENIED, partial(perform, prepared, folder, order(number, seed=2), policy, never))
+        assert f"round {number} was answered 2 times" in denied.message
+        # The same question has the same answer, as often as it is asked.
+        assert perform(prepared, folder, order(number, seed=1), policy, never) == last
+    # Going back does not forget.
+    refused(Code.POLICY_DENIED, lambda: perform(prepared, folder, order(0, seed=2), policy, never))
 
 
 def test_without_a_transform_both_counts_are_equal(folder: JobFolder) -> None:

@@ -30,10 +30,12 @@ from veilfed.config import parse_yaml, validate
 from veilfed.errors import Code
 from veilfed.v1.aggregator_pb2 import (
     Evaluation,
+    FetchRequest,
     JoinRequest,
     JoinResponse,
     PushHeader,
     PushRequest,
+    StatRequest,
     TaskRefusal,
     Update,
     WorkRequest,
@@ -62,6 +64,10 @@ WRONG = np.zeros((2, 4), np.float32)
         ({"weight": 19.0}, "fewer than 20 samples"),
         ({"weight": 40.5}, "not a number of samples"),
         ({"weight": float("nan")}, "not a number of samples"),
+        ({"weight": 101.0}, "a weight beyond 100, which the job says"),
+        ({"round": 3}, "the closing evaluation has no parameters"),
+        ({"round": 4}, "round 4 of a job of 3 rounds"),
+        ({"round": 4, "tensors": None, "weight": 0.0}, "round 4 of a job of 3 rounds"),
         ({"tensors": None}, "an evaluation has no weight"),
         ({"tensors": None, "artifact": Artifact(sha256="0" * 64, size=9)}, "was not checked before"),
         ({"evaluations": [Evaluation(name="personal", correct=1, total=19)]}, "fewer than 20 samples"),
@@ -78,7 +84,7 @@ def test_contents_of_an_update(tmp_path: Path, signer: Countersigner, fields: di
         message.MergeFrom(WorkRequest(update=Update(**{name: value})))
 
     async def scenario(bench: Bench) -> None:
-        bench.gate.expect(JOB, SHAPES)
+        bench.gate.expect(JOB, SHAPES, rounds=3, max_weight=100)
         with denied(reason):
             bench.gate.check(AGGREGATOR, COORDINATOR + "Work", message)
         with denied(reason):
@@ -221,6 +227,34 @@ def test_budgets_outlive_the_process(tmp_path: Path, signer: Countersigner) -> N
     budgets = {"max_bytes_per_job": size + 10, "max_embeddings": 4}
     run(tmp_path, signer, first, **budgets)
     run(tmp_path, signer, second, **budgets)
+
+
+def test_a_budget_that_is_used_up_stops_what_it_is_for_alone(tmp_path: Path, signer: Countersigner) -> None:
+    async def first(bench: Bench) -> None:
+        await bench.work(texts(3), to=ORACLE_ID, own_zone=True)
+
+    async def second(bench: Bench) -> None:
+        with denied("more than the 2 inputs"):
+            await bench.work(texts(1), to=ORACLE_ID, own_zone=True)
+        await bench.work(heartbeat())
+
+    run(tmp_path, signer, first)
+    run(tmp_path, signer, second, max_embeddings=2)
+
+
+def test_nothing_but_refusals_leaves_for_a_job_without_consent(tmp_path: Path, signer: Countersigner) -> None:
+    fetch = FetchRequest(job_id=JOB, sha256="0" * 64)
+    stat = StatRequest(session="s", job_id=JOB, sha256="0" * 64)
+    evaluation = WorkRequest(session="s", update=Update(job_id=JOB, token="t"))
+    refusal = WorkRequest(session="s", refusal=TaskRefusal(job_id=JOB, token="t", code="POLICY_DENIED"))
+
+    async def scenario(bench: Bench) -> None:
+        for name, message in (("Fetch", fetch), ("Stat", stat), ("Work", evaluation), ("Work", update())):
+            with denied("not one that this institution consented to"):
+                bench.gate.check(AGGREGATOR, COORDINATOR + name, message)
+        await bench.work(refusal)
+
+    run(tmp_path, signer, scenario)
 
 
 def test_what_cannot_be_recorded_does_not_leave(tmp_path: Path, signer: Countersigner) -> None:

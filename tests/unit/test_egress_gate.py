@@ -71,7 +71,7 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
     data = tensors.map_bytes({"classifier": CLASSIFIER})
 
     async def scenario(bench: Bench) -> None:
-        bench.gate.expect(JOB, SHAPES)
+        bench.gate.expect(JOB, SHAPES, max_weight=40)
         artifact = bench.gate.approve_artifact(JOB, data)
         aggregator, oracle = bench.channel(), bench.channel(ORACLE_ID, own_zone=True)
         await aggregator.unary_unary(COORDINATOR + "Join", serialize, JoinResponse.FromString)(JOIN)

@@ -39,6 +39,9 @@ class Allowed:
     """What a consented job may send: exactly these tensors, and artifacts by digest that were checked before."""
 
     shapes: Shapes
+    # Training rounds of the job; the round after them is the closing evaluation.
+    rounds: int
+    max_weight: float
     artifacts: dict[str, memoryview] = field(default_factory=dict)
 
 
@@ -100,6 +103,8 @@ def check(call: Flow, message: Message, allowed: Allowed | None, policy: EgressP
     if isinstance(message, JoinRequest):
         if message.identity != str(identity):
             raise Refused("the identity is not the institution's own")
+    elif isinstance(message, FetchRequest):
+        _consented(allowed)
     elif isinstance(message, StatRequest):
         _approved(allowed, message.sha256)
     elif isinstance(message, PushRequest):
@@ -125,6 +130,10 @@ def _approved(allowed: Allowed | None, sha256: str) -> memoryview:
 def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy) -> None:
     allowed = _consented(allowed)
     parameters = update.WhichOneof("parameters")
+    if update.round > allowed.rounds:
+        raise Refused(f"round {update.round} of a job of {allowed.rounds} rounds")
+    if parameters and update.round == allowed.rounds:
+        raise Refused("the closing evaluation has no parameters")
     if parameters == "tensors":
         try:
             arrays = tensors.unpack_map(update.tensors)
@@ -135,7 +144,7 @@ def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy)
         _check_reference(update.artifact, allowed)
     elif update.weight != 0:
         raise Refused("an evaluation has no weight")
-    _check_weight(update.weight, policy)
+    _check_weight(update.weight, allowed, policy)
     _check_evaluations(update.evaluations, policy)
 
 
@@ -163,14 +172,16 @@ def _form(array: np.ndarray[Any, np.dtype[Any]]) -> str:
     return f"{list(array.shape)} {array.dtype}"
 
 
-def _check_weight(weight: float, policy: EgressPolicy) -> None:
-    """A weight is 0, 1 or a number of samples, and a count over few samples is not given out."""
+def _check_weight(weight: float, allowed: Allowed, policy: EgressPolicy) -> None:
+    """A weight is 0, 1 or, where the job weights, a number of samples; of few samples it is not given out."""
     if weight in {0, 1}:
         return
     if not (weight > 0 and float(weight).is_integer()):
         raise Refused("the weight is not a number of samples")
     if weight < policy.min_evaluation_samples:
         raise Refused(f"a count of fewer than {policy.min_evaluation_samples} samples is not given out")
+    if weight > allowed.max_weight:
+        raise Refused(f"a weight beyond {allowed.max_weight:g}, which the job says")
 
 
 def _check_evaluations(evaluations: Sequence[Evaluation], policy: EgressPolicy) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,9 @@ from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire import tensors
 
 __all__ = ["Destination", "EgressGate"]
+
+# As many rounds as the protocol can number.
+ANY_ROUND = 2**32 - 1
 
 # Records of these purposes reach the disk before their message leaves: the aggregator may countersign the head.
 _DURABLE = frozenset({Purpose.UPDATE, Purpose.EVALUATION, Purpose.EMBED})
@@ -134,15 +137,25 @@ class EgressGate:
             raise VeilfedError(Code.POLICY_DENIED, f"{server} is not the aggregator of the configuration")
         return Destination(server, own_zone)
 
-    def expect(self, job: str, arrays: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
+    def expect(
+        self,
+        job: str,
+        arrays: Mapping[str, tuple[tuple[int, ...], DTypeLike]],
+        *,
+        rounds: int = ANY_ROUND,
+        max_weight: float = 1.0,
+    ) -> None:
         """A consented job may send updates of exactly these tensors: name -> (shape, dtype).
 
-        Without any, it may send evaluations alone. Jobs that are not expected may send refusals alone.
+        In `rounds` rounds and a closing evaluation, with weights up to `max_weight`. Without tensors, it may send
+        evaluations alone. Jobs that are not expected may send refusals alone.
         """
         shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
+        allowed = Allowed(shapes, rounds, max_weight)
         with self._lock:
-            if job not in self._allowed or self._allowed[job].shapes != shapes:
-                self._allowed[job] = Allowed(shapes)
+            known = self._allowed.get(job)
+            if known is None or known != replace(allowed, artifacts=known.artifacts):
+                self._allowed[job] = allowed
 
     def forget(self, job: str) -> None:
         """The job has ended or its consent was taken back: nothing may leave for it any more."""
@@ -253,7 +266,7 @@ class EgressGate:
         if found.job and limit is not None and self._spent.job_bytes[found.job] + size > limit:
             raise Refused(f"more than the {limit} bytes that one job may send")
         limit = self.policy.max_embeddings
-        if limit is not None and self._spent.inputs + found.inputs > limit:
+        if found.inputs and limit is not None and self._spent.inputs + found.inputs > limit:
             raise Refused(f"more than the {limit} inputs that may be sent to oracles")
 
     def record_receipt(self, receipt: Receipt) -> None:

@@ -40,6 +40,9 @@ class EgressPolicy(Strict):
     purposes: list[Purpose] = Field(list(Purpose), description="messages of other purposes are refused")
     min_evaluation_samples: int = Field(20, ge=1, description="a count over fewer samples is not given out")
     max_tensor_elements: int = Field(50_000_000, ge=1, description="of all tensors of one update together")
+    max_answers_per_round: int = Field(
+        3, ge=1, description="an aggregator that lost its history asks again with another model; a greedy one, too"
+    )
     max_bytes_per_job: int | None = Field(None, ge=1, description="all that may leave for one job; no limit if absent")
     max_embeddings: int | None = Field(None, ge=1, description="raw inputs ever sent to oracles; no limit if absent")
     raw_data_to_other_zone: bool = Field(
