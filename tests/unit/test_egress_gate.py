@@ -4,11 +4,17 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtensionOID, NameOID
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -354,6 +360,28 @@ def test_an_update_carries_the_head_before_it(tmp_path: Path, signer: Countersig
     assert len(list(read(receipts_path(tmp_path / "ledger")))) == 1
 
 
+def unsupported_certificate() -> bytes:
+    """A certificate with an alternative name of a kind that its readers do not know."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
+    x400 = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3004a3020c00"))
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    return builder.add_extension(x400, critical=False).sign(key, SHA256()).public_bytes(Encoding.PEM)
+
+
+@pytest.mark.parametrize("cut", ["ledger", "ledger.receipts"])
+def test_nothing_leaves_after_the_ledger_was_cut(tmp_path: Path, signer: Countersigner, cut: str) -> None:
+    with EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, signer.bundle) as gate:
+        gate.note("some", "event")
+        gate.record_receipt(signer.receipt(AGENT, JOB, 2, gate.head))
+    path = tmp_path / cut
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    before = {name: (tmp_path / name).read_bytes() for name in ("ledger", "ledger.receipts")}
+    with denied("receipt of round 2 of job job-1", Code.LEDGER_BROKEN):
+        EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, signer.bundle)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
 def test_wrong_receipts_are_refused_and_recorded(tmp_path: Path, signer: Countersigner) -> None:
     other = Countersigner(Identity.parse("spiffe://test.veilfed/aggregator/other/main"))
 
@@ -363,6 +391,11 @@ def test_wrong_receipts_are_refused_and_recorded(tmp_path: Path, signer: Counter
         wrong_round.round = 3
         unsigned = signer.receipt(AGENT, JOB, 2, head)
         unsigned.certificate_pem = b"-----"
+        strange, odd = signer.receipt(AGENT, JOB, 2, head), signer.receipt(AGENT, JOB, 2, head)
+        strange.certificate_pem += b"\xff"  # could not be read back from the ledger
+        odd.certificate_pem = unsupported_certificate()
+        long = signer.receipt(AGENT, JOB, 2, head)
+        long.certificate_pem += b"\n" * 100_000
         unknown = Head(head.records, "0" * 64)
         wrong = {
             "signature is wrong": wrong_round,
@@ -370,6 +403,9 @@ def test_wrong_receipts_are_refused_and_recorded(tmp_path: Path, signer: Counter
             "the ledger never": signer.receipt(AGENT, JOB, 2, Head(99, head.sha256)),
             "under the bundle's roots": Countersigner().receipt(AGENT, JOB, 2, head),
             "no readable certificate": unsigned,
+            "no readable .ertificate": strange,
+            "certificate is not an aggregator's": odd,
+            "no .eadable certificate": long,
         }
         for reason, receipt in wrong.items():
             with denied(reason, Code.PROTOCOL_VIOLATION):
@@ -377,7 +413,7 @@ def test_wrong_receipts_are_refused_and_recorded(tmp_path: Path, signer: Counter
 
     run(tmp_path, signer, scenario)
     refused = [record for record in read(tmp_path / "ledger") if record["kind"] == "receipt_refused"]
-    assert len(refused) == 5
+    assert len(refused) == 8
     with (
         EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, other.bundle) as gate,
         denied("signed by .*other/main, not by", Code.PROTOCOL_VIOLATION),

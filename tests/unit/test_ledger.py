@@ -309,3 +309,14 @@ def test_a_receipt_of_another_identity_is_found(tmp_path: Path, signer: Counters
         receipts.append(other.fields())
     with raises(Code.LEDGER_BROKEN, "another identity"):
         verify(path)
+
+
+@pytest.mark.parametrize("time", [None, 5, "yesterday", "2026-01-05T09:30:00"])
+def test_a_record_says_when_it_was_written(tmp_path: Path, time: object) -> None:
+    record = {"seq": 1, "previous": EMPTY.sha256, "kind": "note"} | ({} if time is None else {"time": time})
+    sha256 = hashlib.sha256(canonical(record)).hexdigest()
+    path = tmp_path / "ledger"
+    path.write_bytes(canonical({**record, "sha256": sha256}) + b"\n")
+    for check in (verify, Ledger.open):
+        with raises(Code.LEDGER_BROKEN, "record 1"):
+            check(path)

@@ -28,7 +28,7 @@ from client_agent.egress.policy import EgressPolicy, Purpose
 from client_agent.egress.rules import Refused, check_form, find_rule, role_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
-from veilfed.ledger import Head, Ledger, Record, SignedHead, receipts_path
+from veilfed.ledger import Audit, Head, Ledger, Record, SignedHead, receipts_path
 from veilfed.v1.aggregator_pb2 import LedgerHead, Receipt, WorkRequest
 from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire import tensors
@@ -91,20 +91,31 @@ class EgressGate:
         self._spent = _Spent()
         self._allowed: dict[str, Allowed] = {}
         self._lock = threading.RLock()
-        self._ledger = Ledger.open(ledger, self._spent.add)
+        audit, beside = Audit(ledger), list[Record]()
+
+        def replayed(record: Record) -> None:
+            self._spent.add(record)
+            audit.take(record)
+
+        self._receipts = Ledger.open(receipts_path(ledger), beside.append)
         try:
+            self._ledger = Ledger.open(ledger, replayed)
+        except BaseException:
+            self._receipts.close()
+            raise
+        try:
+            audit.compare(beside, beside)
             if self._spent.identity not in {None, str(identity)}:
                 raise VeilfedError(
                     Code.FILE_UNUSABLE, f"{ledger}: the ledger of {self._spent.identity}", "Name another file."
                 )
-            self._receipts = Ledger.open(receipts_path(ledger))
             start = {"kind": "start", "identity": str(identity), "policy": policy.model_dump(mode="json")}
             self._ledger.append(start)
             if policy.raw_data_to_other_zone:
                 self._ledger.append({"kind": "override", "text": "raw data may go to an oracle of another zone"})
             self._ledger.sync()
         except BaseException:
-            self._ledger.close()
+            self.close()
             raise
 
     @property

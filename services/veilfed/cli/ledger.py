@@ -78,7 +78,8 @@ def show(
             continue
         last.append(record)
         if record.get("kind") == "message":
-            _count(sums.setdefault((record["destination"], record["purpose"]), Counter()), record)
+            key = (str(record.get("destination")), str(record.get("purpose")))
+            _count(sums.setdefault(key, Counter()), record)
     totals = [
         {"destination": destination, "purpose": name, **{key: counts[key] for key in COUNTS}}
         for (destination, name), counts in sorted(sums.items())
@@ -95,8 +96,8 @@ COUNTS = ("messages", "bytes", "inputs", "refused")
 
 
 def _count(counts: Counter[str], record: Record) -> None:
-    if record["decision"] == "passed":
-        counts.update(messages=1, bytes=record["bytes"], inputs=record.get("inputs", 0))
+    if record.get("decision") == "passed":
+        counts.update(messages=1, bytes=record.get("bytes", 0), inputs=record.get("inputs", 0))
     else:
         counts.update(refused=1)
 

@@ -16,6 +16,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import SERVER_ROLES, Identity
 
 __all__ = [
+    "UNREADABLE",
     "certificate_pem",
     "identity_of",
     "key_pem",
@@ -31,6 +32,18 @@ __all__ = [
 
 # A party whose clock is a little behind must not refuse a certificate that was just made.
 CLOCK_SKEW = timedelta(minutes=5)
+
+# What a certificate or request that was made with intent, or is merely odd, makes its reader raise.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+    x509.InvalidVersion,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+)
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 # Lower case, no wildcard, no dot at the end: one spelling per name, so that a comparison of texts is enough.
@@ -76,7 +89,7 @@ def identity_of(certificate: x509.Certificate, where: str = "certificate") -> Id
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError):
+    except UNREADABLE:
         uris = []
     if len(uris) != 1:
         raise VeilfedError(Code.IDENTITY_INVALID, f"{where}: names {len(uris)} URIs, an identity is exactly one")
@@ -206,14 +219,7 @@ def verified_request(pem: bytes) -> tuple[Identity, ec.EllipticCurvePublicKey, l
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         valid = request.is_signature_valid
         key = request.public_key()
-    except (
-        ValueError,
-        x509.DuplicateExtension,
-        x509.ExtensionNotFound,
-        x509.UnsupportedGeneralNameType,
-        InvalidSignature,
-        UnsupportedAlgorithm,
-    ):
+    except UNREADABLE:
         raise VeilfedError(Code.INPUT_INVALID, "not a certificate request with an identity") from None
     if not valid:
         raise VeilfedError(Code.INPUT_INVALID, "the certificate request is not signed by its own key")

@@ -3,12 +3,13 @@
 `chain` is the file, `receipts` are the aggregator's signatures over its head, `audit` checks both.
 """
 
-from veilfed.ledger.audit import Summary, verify
+from veilfed.ledger.audit import Audit, Summary, verify
 from veilfed.ledger.chain import EMPTY, Head, Ledger, Record, canonical, head_statement, read
 from veilfed.ledger.receipts import SignedHead, receipts_path
 
 __all__ = [
     "EMPTY",
+    "Audit",
     "Head",
     "Ledger",
     "Record",

@@ -10,7 +10,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.ledger.chain import EMPTY, Head, Record, read
 from veilfed.ledger.receipts import KIND, SignedHead, receipts_path
 
-__all__ = ["Summary", "verify"]
+__all__ = ["Audit", "Summary", "verify"]
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,22 @@ def verify(
     the aggregator's. Raises VeilfedError(LEDGER_BROKEN) that names the first bad record, or FILE_UNUSABLE.
     """
     beside = receipts if receipts is not None or not receipts_path(path).exists() else receipts_path(path)
-    audit = _Audit(path, bundle_pem)
+    audit = Audit(path, bundle_pem)
     # An agent may be writing: what was beside the ledger before must be covered by it, what is in it must be beside
     # it afterwards.
-    earlier = _receipts(beside)
+    earlier = list(read(beside)) if beside else []
     for record in read(path):
         audit.take(record)
     if expected is not None:
         audit.check_head(expected, "the given head")
-    audit.compare(earlier, _receipts(beside))
+    audit.compare(earlier, list(read(beside)) if beside else [])
     return audit.summary()
 
 
-def _receipts(path: Path | None) -> list[Record]:
-    return [] if path is None else [record for record in read(path) if record.get("kind") == KIND]
+class Audit:
+    """One pass over a ledger. Its methods raise VeilfedError(LEDGER_BROKEN)."""
 
-
-class _Audit:
-    """One pass over a ledger."""
-
-    def __init__(self, path: Path, bundle_pem: bytes | None) -> None:
+    def __init__(self, path: Path, bundle_pem: bytes | None = None) -> None:
         self.path = path
         self.receipts: set[SignedHead] = set()
         self._bundle = bundle_pem
@@ -122,9 +118,12 @@ class _Audit:
             )
 
     def compare(self, earlier: list[Record], later: list[Record]) -> None:
-        """Checks the receipts kept beside the ledger, and that none of those in the ledger is missing there."""
-        beside = {self._check(record) for record in earlier}
-        missing = self.receipts - {SignedHead.from_record(record) for record in later}
+        """Checks the receipts kept beside the ledger, and that none of those in the ledger is missing there.
+
+        The records of the file beside it, as they were before the ledger was read and after.
+        """
+        beside = {self._check(record) for record in earlier if record.get("kind") == KIND}
+        missing = self.receipts - {SignedHead.from_record(record) for record in later if record.get("kind") == KIND}
         if missing:
             raise VeilfedError(
                 Code.LEDGER_BROKEN,

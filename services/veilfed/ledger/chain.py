@@ -76,10 +76,13 @@ def _check(line: bytes, before: Head, where: str) -> Record:
             raise ValueError
         found = record.pop("sha256")
         expected = hashlib.sha256(canonical(record)).hexdigest()
-    except (ValueError, KeyError, RecursionError):
+        timed = datetime.fromisoformat(record["time"]).tzinfo is not None
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise _broken(where, f"{name} is not a record as it was written") from None
     if found != expected:
         raise _broken(where, f"{name} was changed: its sha256 does not match its contents")
+    if not timed:
+        raise _broken(where, f"{name} does not say when it was written")
     if record.get("seq") != before.records + 1:
         raise _broken(where, f"{name} is out of order: it is numbered otherwise")
     if record.get("previous") != before.sha256:

@@ -16,13 +16,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.identity.certificates import identity_of
+from veilfed.identity.certificates import UNREADABLE, identity_of
 from veilfed.identity.names import Identity, Role
 from veilfed.ledger.chain import Head, Record, head_statement
 
 __all__ = ["KIND", "SignedHead", "receipts_path"]
 
 KIND = "receipt"
+
+# Longer than any chain of so few certificates, and short enough for a record.
+MAX_CERTIFICATE_BYTES = 16 * 1024
 
 # Leaf, an intermediate or two, a root.
 MAX_CHAIN = 4
@@ -80,7 +83,15 @@ class SignedHead:
 
         `at` is the time at which the certificates must have been valid. Raises VeilfedError(LEDGER_BROKEN).
         """
-        chain = _certificates(self.certificate_pem)
+        try:
+            # What is not ASCII could not be read back from the record that it would become.
+            if len(self.certificate_pem) > MAX_CERTIFICATE_BYTES or not self.certificate_pem.isascii():
+                raise ValueError
+            return self._check(_certificates(self.certificate_pem), bundle_pem, at)
+        except UNREADABLE:
+            raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: no readable certificate") from None
+
+    def _check(self, chain: tuple[x509.Certificate, ...], bundle_pem: bytes | None, at: datetime | None) -> Identity:
         if not chain:
             raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: no readable certificate")
         signer = _signer(chain[0])
@@ -140,6 +151,6 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         authority = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         certificate.verify_directly_issued_by(issuer)
-    except (x509.ExtensionNotFound, ValueError, TypeError, InvalidSignature):
+    except UNREADABLE:
         return False
     return authority
