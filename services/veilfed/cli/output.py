@@ -17,7 +17,10 @@ __all__ = ["Json", "failure", "line", "progress", "result", "say", "table"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
-_console = Console(highlight=False, soft_wrap=True)
+# A pipe or a file has no width: tables there are as wide as they need.
+WIDE = 200
+
+_console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
