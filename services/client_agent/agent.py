@@ -11,6 +11,7 @@ from client_agent.backoff import Backoff
 from client_agent.config import AgentConfig
 from client_agent.coordinator_client import JoinRefused, Session, join
 from client_agent.features import Features
+from client_agent.oracle_client import zone_roots
 from client_agent.startup import load_agent_credentials, open_gate
 from client_agent.state import StateFolder
 from client_agent.worker import Desk, Link, Worker
@@ -30,6 +31,9 @@ STABLE_SECONDS = 5.0
 GOODBYE_SECONDS = 3.0
 
 HEARTBEATS_PER_LEASE = 3
+
+# Jobs at a time. Each waits for consent with its model in memory and its specification on disk.
+MAX_JOBS = 256
 
 
 class Agent:
@@ -172,6 +176,9 @@ class Agent:
             log.error("task ignored", code=error.code.name, message=error.message)
             return
         current = self._workers.get(task.job_id)
+        if current is None and len(self._workers) >= MAX_JOBS:
+            log.error("task ignored", job=task.job_id, reason=f"{MAX_JOBS} jobs are under way")
+            return
         self._settled.discard(task.job_id)
         if current is not None:
             self._unconfirmed.discard(current)
@@ -224,6 +231,7 @@ class Agent:
 async def serve(config: AgentConfig) -> None:
     """Works until SIGTERM. Raises VeilfedError when the agent cannot start, or joining cannot help."""
     credentials = load_agent_credentials(config)
+    zone_roots(config.oracle.root, credentials)  # rather than at the first task
     folder = StateFolder(config.state)
     stop = stop_requested()
     # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it.

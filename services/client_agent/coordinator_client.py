@@ -38,6 +38,9 @@ __all__ = ["JoinRefused", "Session", "join"]
 
 CALL_SECONDS = 30.0
 
+# Leases that an aggregator may ask for. Each heartbeat is a record of the ledger: shorter ones would fill the disk.
+LEASE_SECONDS = (0.1, 3600.0)
+
 # Joining again cannot help: somebody has to change something.
 FATAL = frozenset(
     {Code.PROTOCOL_VERSION, Code.ROLE_DENIED, Code.IDENTITY_MISMATCH, Code.IDENTITY_INVALID, Code.POLICY_DENIED}
@@ -67,7 +70,7 @@ class Session:
         # None ends the stream.
         self._outgoing: asyncio.Queue[WorkRequest | None] = asyncio.Queue()
         self._closed = False
-        self.lease_seconds = joined.lease_seconds or 30.0
+        self.lease_seconds = joined.lease_seconds
         self.inline_limit = min(joined.inline_limit or protocol.INLINE_LIMIT, protocol.INLINE_LIMIT)
 
     async def responses(self) -> AsyncIterator[WorkResponse]:
@@ -191,6 +194,12 @@ async def join(credentials: Credentials, endpoint: AggregatorEndpoint, gate: Egr
                 raise VeilfedError(
                     Code.PROTOCOL_VERSION,
                     f"the aggregator speaks protocol {joined.protocol_version}, this agent {protocol.VERSION}",
+                )
+            shortest, longest = LEASE_SECONDS
+            if not shortest <= joined.lease_seconds <= longest:
+                raise VeilfedError(
+                    Code.PROTOCOL_VIOLATION,
+                    f"the aggregator asks for a lease of {joined.lease_seconds:g} seconds",
                 )
         except VeilfedError as error:
             if error.code in FATAL:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from client_agent.config import OracleEndpoint
 from client_agent.egress import EgressGate
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
+from veilfed.identity.certificates import load_certificates
 from veilfed.identity.material import Credentials, read_file
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.oracle_pb2 import (
@@ -30,7 +32,7 @@ from veilfed.wire.tensors import from_tensor
 if TYPE_CHECKING:
     from veilfed.v1.oracle_pb2_grpc import OracleAsyncStub
 
-__all__ = ["Batch", "Inputs", "OracleClient", "connect_oracle"]
+__all__ = ["Batch", "Inputs", "OracleClient", "connect_oracle", "zone_roots"]
 
 Inputs = Sequence[str] | Sequence[bytes]
 Float = NDArray[np.float32]
@@ -134,6 +136,23 @@ def _batches(inputs: Inputs, most: int, most_bytes: int) -> Iterator[NDArray[np.
         yield np.array(batch, np.intp)
 
 
+def zone_roots(path: Path, credentials: Credentials) -> bytes:
+    """The root certificates of the institution's own zone, PEM.
+
+    Raises VeilfedError: FILE_UNUSABLE, or IDENTITY_INVALID where one of them is a root of the federation, whose
+    authority could then make up an oracle and have raw data sent to it.
+    """
+    pem = read_file(path)
+    federation = load_certificates(credentials.bundle_pem, "the bundle")
+    if any(root in federation for root in load_certificates(pem, str(path))):
+        raise VeilfedError(
+            Code.IDENTITY_INVALID,
+            f"{path}: a root of the federation, not of the institution's own zone alone",
+            "Make a root of the own zone with `veilfed pki init --zone`, and name its root.pem.",
+        )
+    return pem
+
+
 @asynccontextmanager
 async def connect_oracle(
     credentials: Credentials, endpoint: OracleEndpoint, gate: EgressGate
@@ -144,7 +163,7 @@ async def connect_oracle(
         credentials,
         endpoint.address,
         endpoint.identity,
-        roots=read_file(endpoint.root),
+        roots=zone_roots(endpoint.root, credentials),
         interceptors=gate.interceptors(endpoint.identity, own_zone=own_zone),
     )
     async with channel:

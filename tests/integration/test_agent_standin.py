@@ -25,7 +25,7 @@ from tests.support.agents import (
 )
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
-from tests.support.processes import Process, veilfed
+from tests.support.processes import Process, until, veilfed
 from tests.support.standin_coordinator import StandInCoordinator, coordinating
 from veilfed import protocol
 from veilfed.errors import Code
@@ -317,6 +317,31 @@ async def test_a_session_that_ends_in_the_middle_of_a_transfer(
         assert digest(bytes(b.coordinator.pushed)) == update.artifact.sha256
         transfers = b.coordinator.fetches if method == "Fetch" else b.coordinator.headers
         assert [transfer.offset for transfer in transfers] == [0, protocol.CHUNK_BYTES]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-9, float("nan"), float("inf")])
+@asynchronous
+async def test_heartbeats_without_pause_are_refused(federation: Federation, tmp_path: Path, seconds: float) -> None:
+    async with bench(federation, tmp_path, lease_seconds=seconds) as b:
+        with running(b.config()) as agent:
+            await asyncio.to_thread(until, lambda: b.coordinator.joins > 1, 30, "a second attempt to join")
+            assert agent.running()
+        assert b.coordinator.activities.empty()
+        assert "heartbeat" not in {record.get("purpose") for record in read(b.ledger)}
+
+
+@asynchronous
+async def test_an_oracle_that_the_federation_could_make_up_is_refused(federation: Federation, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(federation.zone_roots["north"].read_bytes() + federation.root.read_bytes())
+    empty = tmp_path / "empty.pem"
+    empty.write_bytes(b"")
+    async with bench(federation, tmp_path) as b:
+        for root in (federation.root, both, empty):
+            oracle = {"root": str(root), "address": b.oracle, "identity": str(federation.oracle_id("north"))}
+            with running(b.config(oracle=oracle)) as agent:
+                assert await asyncio.to_thread(agent.wait, 60) == Code.IDENTITY_INVALID.exit_code
+        assert b.coordinator.joins == 0
 
 
 @asynchronous

@@ -227,6 +227,17 @@ def test_an_oracle_that_the_federations_authority_made_up_is_refused(federation:
     assert caught.value.code is Code.TLS_REFUSED
 
 
+@pytest.mark.parametrize("roots", [b"", b"no certificate"])
+def test_roots_without_a_certificate_are_not_replaced_by_others(federation: Federation, roots: bytes) -> None:
+    async def go() -> None:
+        async with connected(federation.agents["north"], "127.0.0.1:1", federation.oracle_id("north"), roots=roots):
+            raise AssertionError("a channel was made")
+
+    with pytest.raises(VeilfedError) as caught:
+        asyncio.run(go())
+    assert caught.value.code is Code.IDENTITY_INVALID
+
+
 def test_another_zones_oracle_is_refused(federation: Federation) -> None:
     with pytest.raises(VeilfedError) as caught:
         asyncio.run(oracle_call(federation, federation.oracles["south"]))

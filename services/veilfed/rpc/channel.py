@@ -9,6 +9,7 @@ import grpc
 
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
+from veilfed.identity.certificates import load_certificates
 from veilfed.identity.explain import faults
 from veilfed.identity.material import Credentials
 from veilfed.identity.names import Identity
@@ -53,10 +54,13 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel to `server` at `address` over mutual TLS.
 
-    `roots` replaces the bundle as the only trusted roots: an institution's own zone root for its oracle.
+    `roots` replaces the bundle as the only trusted roots: an institution's own zone root for its oracle. Raises
+    VeilfedError(IDENTITY_INVALID) where they hold no certificate: gRPC would trust the machine's roots instead.
     """
+    if roots is not None:
+        load_certificates(roots, f"the roots for {server}")
     secure = grpc.ssl_channel_credentials(
-        root_certificates=roots or credentials.bundle_pem,
+        root_certificates=credentials.bundle_pem if roots is None else roots,
         private_key=credentials.key_pem,
         certificate_chain=credentials.certificate_pem,
     )
