@@ -129,6 +129,9 @@ class Artifacts:
             raise VeilfedError(
                 Code.FILE_UNUSABLE, f"{folder}: another aggregator is using this folder", "Stop the other one first."
             ) from None
+        with _explained(folder):
+            for half in (folder / "models").glob("*/.*.tmp"):  # of a process that was killed
+                half.unlink()
         return cls(folder, lock)
 
     def close(self) -> None:
@@ -178,7 +181,7 @@ class Artifacts:
         """(bytes that have arrived, whether that is all)."""
         path = self._uploads / job_id / institution / _name(sha256)
         for candidate, whole in ((path, True), (path.with_name(f"{sha256}.part"), False)):
-            with suppress(FileNotFoundError):
+            with _explained(candidate), suppress(FileNotFoundError):
                 return candidate.stat().st_size, whole
         return 0, False
 

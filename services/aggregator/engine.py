@@ -32,7 +32,7 @@ from veilfed.v1.aggregator_pb2 import (
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
 from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 
-__all__ = ["Engine", "now_ms"]
+__all__ = ["Engine", "steady_clock"]
 
 log = get_logger("aggregator.engine")
 
@@ -43,9 +43,10 @@ RETRY_SECONDS = 5.0
 MAX_CACHED_MODELS = 8
 
 
-def now_ms() -> int:
-    """Milliseconds since the Unix epoch."""
-    return time.time_ns() // 1_000_000
+def steady_clock() -> Callable[[], int]:
+    """Milliseconds since the Unix epoch, from now on steady: who sets the system's clock ends no round and no lease."""
+    start = time.time_ns() - time.monotonic_ns()
+    return lambda: (start + time.monotonic_ns()) // 1_000_000
 
 
 class _Damaged(Exception):  # noqa: N818
@@ -60,10 +61,11 @@ class Engine:
     """Ties the state machine to the database, the artifacts and the connected agents."""
 
     def __init__(
-        self, database: Database, artifacts: Artifacts, lease_seconds: float, clock: Callable[[], int] = now_ms
+        self, database: Database, artifacts: Artifacts, lease_seconds: float, clock: Callable[[], int] | None = None
     ) -> None:
         lease_ms = round(lease_seconds * 1000)
-        self.clock, self.lease_seconds = clock, lease_seconds
+        self.clock = clock = clock or steady_clock()
+        self.lease_seconds = lease_seconds
         self.machine = Machine(clock, lease_ms)
         self.hub = Hub(clock, lease_ms)
         self.artifacts = artifacts
@@ -78,6 +80,7 @@ class Engine:
         """Migrates the database and takes up what was under way."""
         await self._database.open()
         await self.change(self.machine.fail_unreadable)
+        await self.change(self.machine.resume)
         await self._clean()
         await self._tick()
         self._timer = asyncio.create_task(self._keep_ticking())

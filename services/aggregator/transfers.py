@@ -87,10 +87,10 @@ class Transfers:
             raise VeilfedError(
                 Code.ARTIFACT_INVALID, f"Push: {ref.size} bytes are not the size of an update of the job"
             )
-        received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
-        if complete:
-            return PushResponse(received=received, complete=True)
         with _own_faults():
+            received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
+            if complete:
+                return PushResponse(received=received, complete=True)
             return await self._take(job, identity.institution, ref, header.offset, requests)
 
     async def _take(

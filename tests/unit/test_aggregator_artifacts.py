@@ -57,6 +57,18 @@ def test_one_process_at_a_time(artifacts: Artifacts, tmp_path: Path) -> None:
         Artifacts.open(tmp_path / "artifacts")
 
 
+def test_what_a_crash_left_half_written_goes(artifacts: Artifacts, tmp_path: Path) -> None:
+    ref = artifacts.put_model(DATA)
+    model = model_file(tmp_path, ref)
+    half = model.with_name(f".{model.name}.abc.tmp")
+    half.write_bytes(DATA[:100])
+    artifacts.close()
+    again = Artifacts.open(tmp_path / "artifacts")
+    assert not half.exists()
+    assert again.model(ref.sha256) == DATA
+    again.close()
+
+
 def test_an_upload_in_two_parts(artifacts: Artifacts) -> None:
     assert artifacts.arrived("job", "north", REF.sha256) == (0, False)
     first = artifacts.upload("job", "north", REF, 0)

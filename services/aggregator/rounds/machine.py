@@ -155,6 +155,17 @@ class Machine(Closing):
                 self.event(connection, effects, job_id, "job_failed", text=error.message)
         return effects
 
+    def resume(self, connection: Connection) -> Effects:
+        """After a start: rounds that are open stay so for a lease's time at least.
+
+        Agents could not answer while the service was down, and what they have trained must not be lost by that.
+        """
+        due = self.clock() + self.lease_ms
+        for column in (RoundRow.due_ms, RoundRow.deadline_ms):
+            late = update(RoundRow).where(RoundRow.state == RoundState.OPEN, column < due)
+            connection.execute(late.values({column: due}))
+        return Effects()
+
     # Rounds.
 
     def _insert_round(self, connection: Connection, job_id: str, number: int, model: Ref, **values: Any) -> None:
