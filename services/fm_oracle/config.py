@@ -9,11 +9,14 @@ from fm_oracle.gate import Limits
 from fm_oracle.models import registry
 from veilfed.config import Strict
 from veilfed.identity.material import TlsFiles
+from veilfed.identity.names import LABEL
 from veilfed.packages import default_folder
 
 __all__ = ["OracleConfig"]
 
 Quota = Annotated[int, Field(ge=0)]
+# Another spelling would be nobody's, and who was to be shut out would not be.
+Institution = Annotated[str, Field(pattern=rf"^{LABEL}$")]
 
 
 class OracleConfig(Strict):
@@ -31,7 +34,7 @@ class OracleConfig(Strict):
     # Embeddings that each institution may ask for in all; no limit by default.
     quota: Quota | None = None
     # The same for single institutions.
-    quotas: dict[str, Quota] = Field(default_factory=dict)
+    quotas: dict[Institution, Quota] = Field(default_factory=dict)
     # Embeddings per second of each institution in the long run; no limit by default.
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     # Embeddings that may be asked for at once after a pause.

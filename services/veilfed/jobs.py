@@ -6,12 +6,13 @@ from pydantic import Field, model_validator
 
 from veilfed.config import Strict, validate
 from veilfed.errors import Code
+from veilfed.identity.names import LABEL
 
 __all__ = ["Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
 
 MAX_COHORT = 10_000
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Name = Annotated[str, Field(pattern=rf"^{LABEL}$")]
 
 
 class FedotStrategy(Strict):

@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+from veilfed.errors import Code, VeilfedError
+
 __all__ = ["configure", "get_logger"]
 
 
@@ -45,8 +47,10 @@ def _exception_places(_logger: object, _name: str, event: MutableMapping[str, An
 
 
 def configure(level: str = "info") -> None:
-    """Sets up logging for a process; `level` is debug, info, warning or error."""
-    threshold = logging.getLevelNamesMapping()[level.upper()]
+    """Sets up logging for a process; `level` is debug, info, warning or error. Raises VeilfedError(INPUT_INVALID)."""
+    threshold = logging.getLevelNamesMapping().get(level.upper())
+    if threshold is None:
+        raise VeilfedError(Code.INPUT_INVALID, "a log level is debug, info, warning or error")
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -6,7 +6,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from veilfed.identity.names import Identity
 from veilfed.ledger import Head, SignedHead, head_statement
@@ -74,3 +74,12 @@ class Countersigner:
             signature=signed.signature,
             certificate_pem=signed.certificate_pem,
         )
+
+
+def unsupported_certificate() -> bytes:
+    """A certificate with an alternative name of a kind that its readers do not know."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
+    x400 = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3004a3020c00"))
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    return builder.add_extension(x400, critical=False).sign(key, SHA256()).public_bytes(Encoding.PEM)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.countersign import unsupported_certificate
 from veilfed.cli import pki
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import TlsFiles, load_credentials
@@ -43,6 +44,16 @@ def ca(tmp_path: Path) -> Path:
 def issue(ca: Path, identity: str, out: Path, *more: str | Path) -> Path:
     assert document("issue", "--dir", ca, "--id", identity, "--out", out, *more)["identity"] == identity
     return out
+
+
+def test_an_odd_certificate_is_shown_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "odd.pem").write_bytes(unsupported_certificate())
+    (shown,) = document("show", tmp_path / "odd.pem")
+    assert (shown["identity"], shown["endpoints"]) == (None, [])
+
+
+def test_an_unknown_log_level_is_named(ca: Path) -> None:
+    fails(Code.INPUT_INVALID, "log level", "serve", "--dir", ca, "--log-level", "loud")
 
 
 def test_an_institutions_zone_issues_its_oracle_with_the_federations_bundle(ca: Path, tmp_path: Path) -> None:

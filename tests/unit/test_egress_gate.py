@@ -4,23 +4,17 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import ExtensionOID, NameOID
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from client_agent.egress import EgressGate, EgressPolicy, Purpose
 from client_agent.egress.rules import COORDINATOR, ORACLE, RULES
-from tests.support.countersign import AGGREGATOR, Countersigner
+from tests.support.countersign import AGGREGATOR, Countersigner, unsupported_certificate
 from tests.support.egress_bench import (
     AGENT,
     CLASSIFIER,
@@ -358,15 +352,6 @@ def test_an_update_carries_the_head_before_it(tmp_path: Path, signer: Countersig
     summary = verify(tmp_path / "ledger", bundle_pem=signer.bundle)
     assert (summary.receipts, summary.countersigned) == (1, 1)
     assert len(list(read(receipts_path(tmp_path / "ledger")))) == 1
-
-
-def unsupported_certificate() -> bytes:
-    """A certificate with an alternative name of a kind that its readers do not know."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
-    x400 = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3004a3020c00"))
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
-    return builder.add_extension(x400, critical=False).sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
 @pytest.mark.parametrize("cut", ["ledger", "ledger.receipts"])

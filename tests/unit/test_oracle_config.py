@@ -45,6 +45,8 @@ def test_the_documented_defaults_are_the_defaults() -> None:
         ("model: gpt", "installed are minilm, vit"),
         ("quota: -1", "quota"),
         ("quotas: {north: -1}", "north"),
+        ("quotas: {North: 0}", "North"),
+        ("quotas: {spiffe://trial/agent/north/agent: 0}", "quotas"),
         ("rate: 0", "rate"),
         ("rate: .nan", "rate"),
         ("burst: 63", "burst"),

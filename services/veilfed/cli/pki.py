@@ -15,7 +15,7 @@ from veilfed.cli import output
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity import enrollment
 from veilfed.identity.authority import CertificateAuthority, make_identity_files
-from veilfed.identity.certificates import identity_of, load_certificates
+from veilfed.identity.certificates import UNREADABLE, identity_of, load_certificates
 from veilfed.identity.explain import faults
 from veilfed.identity.material import TlsFiles, load_credentials, read_file
 from veilfed.identity.names import Identity
@@ -155,7 +155,7 @@ def _describe(path: Path, certificate: x509.Certificate) -> dict[str, Any]:
             *names.get_values_for_type(x509.DNSName),
             *(str(address) for address in names.get_values_for_type(x509.IPAddress)),
         ]
-    except x509.ExtensionNotFound:
+    except UNREADABLE:
         listed, endpoints = [], []
     return {
         "file": str(path),

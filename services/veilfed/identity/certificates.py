@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.identity.names import SERVER_ROLES, Identity
+from veilfed.identity.names import LABEL, SERVER_ROLES, Identity
 
 __all__ = [
     "UNREADABLE",
@@ -45,9 +45,8 @@ UNREADABLE = (
     UnsupportedAlgorithm,
 )
 
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 # Lower case, no wildcard, no dot at the end: one spelling per name, so that a comparison of texts is enough.
-_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(?:\.{LABEL})*")
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:

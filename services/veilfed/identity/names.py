@@ -7,11 +7,12 @@ from typing import Self
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Identity", "Role"]
+__all__ = ["LABEL", "Identity", "Role"]
 
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+# The name of an institution or of a party: one label of a DNS name, in lower case.
+LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _PATTERN = re.compile(
-    rf"spiffe://(?P<federation>{_LABEL}(?:\.{_LABEL})*)/(?P<role>[a-z]+)/(?P<institution>{_LABEL})/(?P<name>{_LABEL})"
+    rf"spiffe://(?P<federation>{LABEL}(?:\.{LABEL})*)/(?P<role>[a-z]+)/(?P<institution>{LABEL})/(?P<name>{LABEL})"
 )
 
 
