@@ -4,6 +4,7 @@ from pathlib import Path
 
 from client_agent.config import AgentConfig
 from client_agent.egress import EgressGate
+from client_agent.state import StateFolder
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials, load_credentials
 from veilfed.identity.names import Role
@@ -21,4 +22,12 @@ def load_agent_credentials(config: AgentConfig) -> Credentials:
 
 def open_gate(config: AgentConfig, credentials: Credentials, ledger: Path) -> EgressGate:
     """The gate with the institution's policy. Raises VeilfedError(LEDGER_BROKEN or FILE_UNUSABLE)."""
-    return EgressGate(config.policy, credentials.identity, ledger, config.aggregator.identity, credentials.bundle_pem)
+    state = StateFolder(config.state)
+    return EgressGate(
+        config.policy,
+        credentials.identity,
+        ledger,
+        config.aggregator.identity,
+        credentials.bundle_pem,
+        beside=[other for other in (state.ledger, state.predictions_ledger) if other != ledger],
+    )

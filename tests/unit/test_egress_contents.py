@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_agent.egress import EgressPolicy
-from client_agent.egress.rules import COORDINATOR
+from client_agent.egress import EgressGate, EgressPolicy
+from client_agent.egress.rules import COORDINATOR, ORACLE
 from tests.support.countersign import AGGREGATOR, Countersigner
 from tests.support.egress_bench import (
+    AGENT,
     CLASSIFIER,
     JOB,
     JOIN,
@@ -227,6 +228,19 @@ def test_budgets_outlive_the_process(tmp_path: Path, signer: Countersigner) -> N
     budgets = {"max_bytes_per_job": size + 10, "max_embeddings": 4}
     run(tmp_path, signer, first, **budgets)
     run(tmp_path, signer, second, **budgets)
+
+
+def test_inputs_by_another_ledger_of_the_institution_count(tmp_path: Path, signer: Countersigner) -> None:
+    async def first(bench: Bench) -> None:
+        await bench.work(texts(3), to=ORACLE_ID, own_zone=True)
+
+    run(tmp_path, signer, first)
+    policy = EgressPolicy(max_embeddings=4)
+    beside = [tmp_path / "ledger", tmp_path / "not-there"]
+    with EgressGate(policy, AGENT, tmp_path / "other", AGGREGATOR, signer.bundle, beside) as gate:
+        gate.check(ORACLE_ID, ORACLE + "Embed", texts(1), own_zone=True)
+        with denied("more than the 4 inputs"):
+            gate.check(ORACLE_ID, ORACLE + "Embed", texts(2), own_zone=True)
 
 
 def test_a_budget_that_is_used_up_stops_what_it_is_for_alone(tmp_path: Path, signer: Countersigner) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from client_agent.egress.policy import EgressPolicy, Purpose
 from client_agent.egress.rules import Refused, check_form, find_rule, role_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
-from veilfed.ledger import Audit, Head, Ledger, Record, SignedHead, receipts_path
+from veilfed.ledger import Audit, Head, Ledger, Record, SignedHead, read, receipts_path
 from veilfed.v1.aggregator_pb2 import LedgerHead, Receipt, WorkRequest
 from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire import tensors
@@ -76,12 +76,19 @@ class EgressGate:
     """Checks and records what one institution sends. Safe to use from several threads."""
 
     def __init__(
-        self, policy: EgressPolicy, identity: Identity, ledger: Path, aggregator: Identity, bundle_pem: bytes
+        self,
+        policy: EgressPolicy,
+        identity: Identity,
+        ledger: Path,
+        aggregator: Identity,
+        bundle_pem: bytes,
+        beside: Sequence[Path] = (),
     ) -> None:
         """Opens the ledger and the file of receipts beside it, and records the policy in force.
 
         `identity` is the institution's own; `aggregator` is the only one that may be talked to, whose receipts must
-        be signed with a certificate under the roots `bundle_pem`. Raises VeilfedError(LEDGER_BROKEN), or
+        be signed with a certificate under the roots `bundle_pem`. `beside` are other ledgers of the institution, whose
+        inputs count in `max_embeddings` as well. Raises VeilfedError(LEDGER_BROKEN), or
         FILE_UNUSABLE also when another process has the ledger open.
         """
         self.policy = policy
@@ -89,22 +96,24 @@ class EgressGate:
         self.aggregator = aggregator
         self._bundle = bundle_pem
         self._spent = _Spent()
+        # What others have sent, as of this start.
+        self._inputs_beside = _inputs(beside) if policy.max_embeddings is not None else 0
         self._allowed: dict[str, Allowed] = {}
         self._lock = threading.RLock()
-        audit, beside = Audit(ledger), list[Record]()
+        audit, receipts = Audit(ledger), list[Record]()
 
         def replayed(record: Record) -> None:
             self._spent.add(record)
             audit.take(record)
 
-        self._receipts = Ledger.open(receipts_path(ledger), beside.append)
+        self._receipts = Ledger.open(receipts_path(ledger), receipts.append)
         try:
             self._ledger = Ledger.open(ledger, replayed)
         except BaseException:
             self._receipts.close()
             raise
         try:
-            audit.compare(beside, beside)
+            audit.compare(receipts, receipts)
             if self._spent.identity not in {None, str(identity)}:
                 raise VeilfedError(
                     Code.FILE_UNUSABLE, f"{ledger}: the ledger of {self._spent.identity}", "Name another file."
@@ -277,7 +286,7 @@ class EgressGate:
         if found.job and limit is not None and self._spent.job_bytes[found.job] + size > limit:
             raise Refused(f"more than the {limit} bytes that one job may send")
         limit = self.policy.max_embeddings
-        if found.inputs and limit is not None and self._spent.inputs + found.inputs > limit:
+        if found.inputs and limit is not None and self._inputs_beside + self._spent.inputs + found.inputs > limit:
             raise Refused(f"more than the {limit} inputs that may be sent to oracles")
 
     def record_receipt(self, receipt: Receipt) -> None:
@@ -322,6 +331,16 @@ class EgressGate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _inputs(ledgers: Sequence[Path]) -> int:
+    """Raw inputs that passed by these ledgers, of those that are there."""
+    spent = _Spent()
+    for ledger in ledgers:
+        if ledger.exists():
+            for record in read(ledger):
+                spent.add(record)
+    return spent.inputs
 
 
 def _envelope(call: Flow, kind: str, data: bytes) -> Record:
