@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from fractions import Fraction
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.support.aggregators import job_spec
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead, Update
-from veilfed.wire.tensors import map_bytes
+from veilfed.wire.tensors import Arrays, map_bytes
 
 INSTITUTIONS = ["north", "south", "east", "west"]
 MODELS = arrays(np.float32, (2, 4), elements=st.floats(-1000, 1000, width=32))
@@ -67,6 +68,27 @@ def test_the_largest_sum_that_the_job_allows_does_not_wrap() -> None:
     largest = np.full((2, 4), 8000, dtype=np.float32)
     folded = fedot(job).fold((1.0, {"classifier": sign * largest}) for sign in (1, 1, 1, 1))["classifier"]
     assert np.array_equal(folded, largest)
+
+
+def test_a_large_fold_needs_little_more_than_its_sum_and_one_update() -> None:
+    shape = (3, 700_001)  # several blocks, the last one not full
+    job = spec(
+        strategy={"classes": ["a", "b", "c"], "dimension": 65_536, "weighting": "samples"}, fold={"max_weight": 9}
+    )
+    made = fedot(job)
+    made._shape = shape  # larger than a job's, so that the arrays outweigh everything else
+    models = [np.random.default_rng(seed).standard_normal(shape).astype(np.float32) for seed in (1, 2)]
+    updates: list[tuple[float, Arrays]] = [(1.0, {"classifier": models[0]}), (3.0, {"classifier": models[1]})]
+    tracemalloc.start()
+    try:
+        folded = np.asarray(made.fold(updates)["classifier"], dtype=np.float32)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * models[0].nbytes
+    expected = (models[0].astype(np.float64) + 3.0 * models[1]) / 4.0
+    assert folded.shape == shape
+    assert float(np.max(np.abs(folded - expected))) < 1e-6
 
 
 def test_the_first_model() -> None:

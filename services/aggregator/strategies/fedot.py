@@ -1,5 +1,6 @@
 """FEDOT (CVPR 2026) at the coordinator: the mean of the institutions' classifiers w_g. Transforms never come here."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -13,6 +14,8 @@ from veilfed.wire.tensors import Arrays
 __all__ = ["CLASSIFIER", "Fedot"]
 
 CLASSIFIER = "classifier"
+# Elements that are folded at a time: intermediate arrays stay small.
+BLOCK = 2**18
 
 
 class Fedot:
@@ -47,21 +50,33 @@ class Fedot:
         """The weighted mean of (weight, arrays): w_g <- sum_i weight_i w_g^i / sum_i weight_i.
 
         Each term is rounded to the job's fixed point and added in the ring, so the result is the same, bit for bit,
-        in every order of the updates. Memory is that of two models, whatever their number. Raises
-        VeilfedError(INPUT_INVALID) when there are none.
+        in every order of the updates. Memory is that of the sum (two models) and of one update, whatever their
+        number. Raises VeilfedError(INPUT_INVALID) when there are none.
         """
         bits = self._spec.fold.fraction_bits
-        totals = {name: ring.zeros(shape) for name, shape in self.shapes.items()}
+        totals = {name: ring.zeros((math.prod(shape),)) for name, shape in self.shapes.items()}
         weights = ring.zeros(())
         for weight, arrays in updates:
             for name, total in totals.items():
-                ring.add(total, ring.encode(arrays[name].astype(np.float64) * weight, bits))
+                _accumulate(total, arrays[name].reshape(-1), weight, bits)
             ring.add(weights, ring.encode(np.asarray(weight, dtype=np.float64), bits))
         divisor = float(ring.decode(weights, bits))
         if divisor <= 0:
             raise VeilfedError(Code.INPUT_INVALID, "nothing to average: the weights sum to zero")
-        return {name: _mean(total, divisor, bits) for name, total in totals.items()}
+        return {name: _mean(totals[name], divisor, bits).reshape(shape) for name, shape in self.shapes.items()}
+
+
+def _accumulate(total: ring.Ring, values: NDArray[np.generic], weight: float, bits: int) -> None:
+    """total += weight * values, both flat, block by block."""
+    for start in range(0, total.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        ring.add(total[block], ring.encode(values[block].astype(np.float64) * weight, bits))
 
 
 def _mean(total: ring.Ring, divisor: float, bits: int) -> NDArray[np.float32]:
-    return (ring.decode(total, bits) / divisor).astype(np.float32)
+    """total / divisor, flat, block by block."""
+    mean = np.empty(total.size, dtype=np.float32)
+    for start in range(0, total.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        mean[block] = ring.decode(total[block], bits) / divisor
+    return mean
