@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from client_agent.data.config import VaderConfig
 from client_agent.data.source import load
+from client_agent.egress.rules import COORDINATOR
 from client_agent.state import Finished
 from client_agent.trainers.state import FedotState
 from fm_oracle.models.minilm import WEIGHTS
@@ -22,6 +23,7 @@ from veilfed.demo.study import Cell, job_spec
 from veilfed.demo.tasks import TASKS, Task
 from veilfed.demo.workspace import Workspace
 from veilfed.packages import default_folder, locate
+from veilfed.v1.aggregator_pb2 import JoinResponse, WorkResponse
 
 NAMES = ("tweets", "amazon", "movies")
 EMBED = "/veilfed.v1.Oracle/Embed"
@@ -150,6 +152,27 @@ def test_no_weight_of_the_model_occurs_in_any_message(run: Run) -> None:
     pieces = [piece for value in weights.values() for piece in list(windows(value))[:24]]
     assert len(pieces) > 1000
     assert found(pieces, run.messages) == set()
+
+
+def test_logs_and_ledgers_hold_no_data_keys_or_secrets(run: Run) -> None:
+    folder = run.workspace.folder
+    written = [file for pattern in ("logs/*", "**/ledger*.jsonl*") for file in folder.glob(pattern)]
+    assert {"agent-movies.err", "ledger.jsonl"} <= {file.name for file in written}
+    text = b"".join(file.read_bytes() for file in written)
+    assert b'"task"' in text, "the control: the logs are read"
+
+    keys = [file for file in folder.glob("**/*") if file.name in {"key.pem", "root.key"}]
+    assert len(keys) > 2 * len(NAMES)
+    assert {file.stat().st_mode & 0o777 for file in keys} == {0o600}
+    lines = [line for file in keys for line in file.read_bytes().splitlines() if b"-----" not in line]
+    joins = [m.data for m in run.messages if (m.method, m.direction) == (COORDINATOR + "Join", "in")]
+    sessions = [JoinResponse.FromString(data).session.encode() for data in joins]
+    work = [m.data for m in run.messages if (m.method, m.direction) == (COORDINATOR + "Work", "in")]
+    tokens = [WorkResponse.FromString(data).task.token.encode() for data in work]
+    secrets = [*lines, *sessions, *filter(None, tokens), *(sample for name in NAMES for sample in samples(name))]
+    assert len(sessions) == len(NAMES)
+    assert len(list(filter(None, tokens))) >= 2 * len(NAMES)
+    assert [secret for secret in secrets if secret in text] == []
 
 
 def test_the_search_finds_what_is_there(run: Run) -> None:
