@@ -266,18 +266,17 @@ async def test_what_agents_say_is_printable(tmp_path: Path) -> None:
 
 @asynchronous
 async def test_a_long_specification_does_not_hold_up_the_agents(tmp_path: Path) -> None:
-    """YAML of the largest size takes seconds to read; the loop turns meanwhile."""
+    """YAML of the largest size takes seconds to read; the loop turns meanwhile, and would not turn once otherwise."""
     classes = [f"c{number}" for number in range(40_000)]
     text = yaml.safe_dump(job_spec(["north"], strategy={"classes": classes, "dimension": 2}))
     async with running(tmp_path) as engine:
-        loop = asyncio.get_running_loop()
         submitting = asyncio.create_task(engine.submit(text))
-        longest, before = 0.0, loop.time()
+        turns = 0
         while not submitting.done():
             await asyncio.sleep(0.005)
-            longest, before = max(longest, loop.time() - before), loop.time()
+            turns += 1
         await submitting
-        assert longest < 0.5
+        assert turns > 10
 
 
 @asynchronous
