@@ -91,7 +91,7 @@ class Hub:
         """Ends the stream of a session that a later Join replaced."""
         stream = self._streams.pop(session, None)
         if stream is not None:
-            stream.close(VeilfedError(Code.SESSION_INVALID, "a later Join ended this session"))
+            stream.close(VeilfedError(Code.SESSION_REPLACED, "a later Join of this identity ended this session"))
 
     def close(self) -> None:
         """Ends all streams and wakes all watchers, for the service stops."""

@@ -30,6 +30,11 @@ STABLE_SECONDS = 5.0
 # How long the aggregator may take to end the stream of an agent that stops.
 GOODBYE_SECONDS = 3.0
 
+# Another process works with this identity. Who came last goes on; joining at once would end its session in turn, and
+# neither would finish a task.
+REPLACED_SECONDS = 60.0
+REPLACED_CAP_SECONDS = 600.0
+
 HEARTBEATS_PER_LEASE = 3
 
 # Jobs at a time. Each waits for consent with its model in memory and its specification on disk.
@@ -84,19 +89,30 @@ class Agent:
 
     async def _sessions(self) -> None:
         """One session after the other."""
-        delays = Backoff()
+        delays, long_delays = Backoff(), Backoff(REPLACED_SECONDS, REPLACED_CAP_SECONDS)
         while not self._stopping:
             started = time.monotonic()
+            waiting = delays
             try:
                 await self._session()
             except JoinRefused:
                 raise
             except VeilfedError as error:
+                if error.code is Code.SESSION_REPLACED:
+                    waiting = long_delays
                 log.warning("no session", code=error.code.name, message=error.message)
             if time.monotonic() - started > STABLE_SECONDS:
                 delays.reset()
-            if not self._stopping:
-                await asyncio.sleep(delays.delay())
+            if self._stopping:
+                return
+            pause = waiting.delay()
+            if waiting is long_delays:
+                log.error(
+                    "another process works with this agent's identity; stop one of the two",
+                    identity=str(self._desk.gate.identity),
+                    next_attempt_seconds=round(pause),
+                )
+            await asyncio.sleep(pause)
 
     async def _session(self) -> None:
         # Read each time: a renewed certificate is taken up.

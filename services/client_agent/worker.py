@@ -43,6 +43,7 @@ TRANSIENT = frozenset(
         Code.RATE_LIMITED,
         Code.CANCELLED,
         Code.SESSION_INVALID,
+        Code.SESSION_REPLACED,
         Code.INTERNAL,
     }
 )

@@ -58,6 +58,9 @@ class Code(Enum):
     # Rounds.
     NOT_FOUND = _Entry(grpc.StatusCode.NOT_FOUND, 50, "List what exists with `veilfed job list`.")
     SESSION_INVALID = _Entry(grpc.StatusCode.FAILED_PRECONDITION, 51, "Join again.")
+    SESSION_REPLACED = _Entry(
+        grpc.StatusCode.FAILED_PRECONDITION, 59, "Let one process alone use an identity: stop the other one."
+    )
     TASK_INVALID = _Entry(grpc.StatusCode.FAILED_PRECONDITION, 52, "Take the current task.")
     ROUND_CLOSED = _Entry(grpc.StatusCode.FAILED_PRECONDITION, 53, "Take the next round's task.")
     UPDATE_DUPLICATE = _Entry(grpc.StatusCode.ALREADY_EXISTS, 54, "Nothing to do: the first update stands.")

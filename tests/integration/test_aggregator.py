@@ -184,7 +184,7 @@ async def test_rejoining_gets_work_every_time(aggregator: Aggregator) -> None:
             for _ in range(5):
                 async with agent(aggregator, "north") as new:
                     tokens.add((await new.task()).token)
-            with refused(Code.SESSION_INVALID):
+            with refused(Code.SESSION_REPLACED):
                 await old.next()
         assert len(tokens) == 1
         await _cancel(admin, job_id)

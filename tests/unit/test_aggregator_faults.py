@@ -100,7 +100,7 @@ async def test_a_join_whose_caller_has_gone_ends_the_older_session_all_the_same(
         joining = asyncio.create_task(engine.join(identity("north"), "2"))
         await asyncio.sleep(0)
         joining.cancel()
-        with refused(Code.SESSION_INVALID):
+        with refused(Code.SESSION_REPLACED):
             await asyncio.wait_for(north.next(), 10)
 
 
