@@ -61,12 +61,12 @@ def peak_rss_mb(pid: int) -> float:
     raise RuntimeError("no VmHWM")
 
 
-def make_identities(folder: Path) -> None:
+def make_identities(folder: Path, clients: int = CLIENTS) -> None:
     authority = CertificateAuthority.create(folder / "ca", FEDERATION)
     for role, institution, name, target in (
         (Role.AGGREGATOR, "coordinator", "aggregator", "aggregator"),
         (Role.ADMIN, "coordinator", "admin", "admin"),
-        *((Role.AGENT, f"site{index}", "agent", f"site{index}") for index in range(CLIENTS)),
+        *((Role.AGENT, f"site{index}", "agent", f"site{index}") for index in range(clients)),
     ):
         make_identity_files(authority, Identity(FEDERATION, role, institution, name), folder / target)
 
