@@ -1,0 +1,186 @@
+"""A whole federation of processes, each of which can be killed, paused and started again on its files and port."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.agents import DIMENSION, agent_config, write_data
+from tests.support.identities import Federation
+from tests.support.processes import Process, until, veilfed
+from tests.support.proxy import Proxy, proxied
+from veilfed.identity.material import load_credentials
+from veilfed.rpc.channel import open_channel, translated
+from veilfed.v1.aggregator_pb2 import GetJobRequest, GetJobResponse, SubmitJobRequest, WatchJobRequest
+from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
+
+__all__ = ["Parties", "Party", "free_port", "running_parties"]
+
+ROOT = Path(__file__).parents[2]
+LEASE_SECONDS = 1.5
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Party:
+    """One service, whatever process it is at the moment. Its log goes on over restarts."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._arguments, self._log = list(arguments), log
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        self._process = Process(self._arguments, self._log, {"PYTHONPATH": str(ROOT)})
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None, "not started"
+        return self._process
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.signal(signal.SIGCONT)
+            self._process.kill()
+
+    @property
+    def log(self) -> str:
+        return self.process.err.read_text(errors="replace")
+
+    def says(self, *words: str, after: int = 0, timeout: float = 30.0) -> None:
+        """Waits for a line of the log, past its first `after` characters, with all of these words."""
+
+        def said() -> bool:
+            return any(all(word in line for word in words) for line in self.log[after:].splitlines())
+
+        until(said, timeout, f"{self._log.name}: {' '.join(words)}")
+
+
+class Parties:
+    """The aggregator, and an oracle and an agent for each institution."""
+
+    def __init__(
+        self, federation: Federation, folder: Path, institutions: Sequence[str], dimension: int, port: int, link: Proxy
+    ) -> None:
+        self.federation, self.folder, self.dimension, self.port = federation, folder, dimension, port
+        # The agents' way to the aggregator.
+        self.link = link
+        self.aggregator = Party(
+            veilfed("aggregator", "serve", "--config", self._aggregator_config()), folder / "aggregator"
+        )
+        self.oracles: dict[str, Party] = {}
+        self.agents: dict[str, Party] = {}
+        self._addresses: dict[str, str] = {}
+        for seed, name in enumerate(institutions):
+            self._addresses[name] = f"127.0.0.1:{free_port()}"
+            self.oracles[name] = self._oracle(name)
+            write_data(folder / name / "data.csv", seed)
+            self.agents[name] = self.agent(name, folder / name)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def agent(self, institution: str, folder: Path, address: str = "", **settings: Any) -> Party:
+        """An agent of the institution, with its state in `folder`."""
+        config = agent_config(
+            self.federation, institution, folder, address or self.link.address, self._addresses[institution], **settings
+        )
+        return Party(veilfed("agent", "serve", "--config", config), folder / "agent")
+
+    def _aggregator_config(self) -> Path:
+        document = {
+            "identity": {name: str(path) for name, path in self.federation.aggregator},
+            "listen": self.address,
+            "database": f"sqlite:///{self.folder / 'aggregator.sqlite'}",
+            "artifacts": str(self.folder / "artifacts"),
+            "lease_seconds": LEASE_SECONDS,
+        }
+        return _written(self.folder / "aggregator.yaml", document)
+
+    def _oracle(self, institution: str) -> Party:
+        document = {
+            "identity": {name: str(path) for name, path in self.federation.oracles[institution]},
+            "listen": self._addresses[institution],
+            "model": "minilm",
+            "state": str(self.folder / f"oracle-{institution}"),
+            "max_batch": 8,
+        }
+        config = _written(self.folder / f"oracle-{institution}.yaml", document)
+        arguments = [sys.executable, "-m", "tests.support.oracle_process", str(config), str(self.dimension), "0.02"]
+        return Party(arguments, self.folder / f"oracle-{institution}")
+
+    def start(self) -> None:
+        everyone = [self.aggregator, *self.oracles.values(), *self.agents.values()]
+        for party in everyone:
+            party.start()
+        for party in everyone:
+            party.process.ready()
+
+    def stop(self) -> None:
+        for party in (*self.agents.values(), *self.oracles.values(), self.aggregator):
+            party.kill()
+
+    # The administrator.
+
+    @asynccontextmanager
+    async def jobs(self) -> AsyncIterator[Any]:
+        credentials = load_credentials(self.federation.admin)
+        async with open_channel(credentials, self.address, self.federation.aggregator_id) as channel:
+            with translated(credentials, self.address):
+                yield JobServiceStub(channel)
+
+    async def submit(self, document: dict[str, Any]) -> str:
+        async with self.jobs() as jobs:
+            return str((await jobs.SubmitJob(SubmitJobRequest(spec=json.dumps(document)), timeout=20)).job_id)
+
+    async def happened(self, job_id: str, kind: str, number: int = 0) -> None:
+        """Waits for an event of a round."""
+        async with asyncio.timeout(60), self.jobs() as jobs:
+            async for event in jobs.WatchJob(WatchJobRequest(job_id=job_id)):
+                if event.kind == kind and event.round >= number:
+                    return
+        raise AssertionError(f"the job ended without {kind}")
+
+    async def ended(self, job_id: str, seconds: float = 60.0) -> GetJobResponse:
+        async with asyncio.timeout(seconds), self.jobs() as jobs:
+            async for _ in jobs.WatchJob(WatchJobRequest(job_id=job_id)):
+                pass
+            job: GetJobResponse = await jobs.GetJob(GetJobRequest(job_id=job_id), timeout=20)
+            return job
+
+    async def events(self, job_id: str) -> list[Any]:
+        """Of a job that has ended."""
+        async with asyncio.timeout(20), self.jobs() as jobs:
+            return [event async for event in jobs.WatchJob(WatchJobRequest(job_id=job_id))]
+
+
+def _written(path: Path, document: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@contextmanager
+def running_parties(
+    federation: Federation, folder: Path, institutions: Sequence[str], dimension: int = DIMENSION
+) -> Iterator[Parties]:
+    """All of them started and ready; killed when the block ends."""
+    port = free_port()
+    with proxied(f"127.0.0.1:{port}") as link:
+        parties = Parties(federation, folder, institutions, dimension, port, link)
+        try:
+            parties.start()
+            yield parties
+        finally:
+            parties.stop()
