@@ -28,28 +28,29 @@ class Agent:
         self._session, self._gate = session, gate
         self._random = np.random.default_rng(seed)
         self._step: np.ndarray | None = None
+        self._consented = ""
 
     async def answer(self, task: Task) -> None:
+        if task.job_id != self._consented:
+            strategy = parse_job(task.spec_json).strategy
+            self._gate.expect(task.job_id, {CLASSIFIER: ((len(strategy.classes), strategy.dimension), np.float32)})
+            self._consented = task.job_id
         if task.WhichOneof("model") == "artifact":
             arrays = parse_map(await self._session.download(task.job_id, task.artifact, bytearray()))
         else:
             arrays = unpack_map(task.tensors)
         update = Update(job_id=task.job_id, round=task.round, token=task.token)
         if task.kind == TASK_KIND_TRAIN:
-            await self._train(task, np.asarray(arrays[CLASSIFIER]), update)
+            await self._train(np.asarray(arrays[CLASSIFIER]), update)
         self._session.send(update)
 
-    async def _train(self, task: Task, classifier: np.ndarray, update: Update) -> None:
+    async def _train(self, classifier: np.ndarray, update: Update) -> None:
         if self._step is None:
-            spec = parse_job(task.spec_json)
-            self._gate.expect(
-                task.job_id, {CLASSIFIER: ((len(spec.strategy.classes), spec.strategy.dimension), np.float32)}
-            )
             self._step = self._random.standard_normal(classifier.shape).astype(np.float32) * np.float32(0.01)
         data = map_bytes({CLASSIFIER: classifier + self._step})
         update.weight = 1.0
         if len(data) > self._session.inline_limit:
-            update.artifact.CopyFrom(await self._session.upload(task.job_id, data))
+            update.artifact.CopyFrom(await self._session.upload(update.job_id, data))
         else:
             update.tensors.ParseFromString(data)
 

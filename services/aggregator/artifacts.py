@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.files import write_atomic
+from veilfed.files import sync_folder, write_atomic
 from veilfed.protocol import CHUNK_BYTES
 from veilfed.wire.tensors import digest
 
@@ -48,11 +48,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 class Upload:
     """An upload under way. Another upload of the same artifact, such as after a broken link, takes it over."""
 
@@ -70,7 +65,8 @@ class Upload:
                     Code.ARTIFACT_INVALID, f"upload: offset {offset} is beyond the {arrived} bytes that have arrived"
                 )
             self._file.truncate(offset)
-            self._file.seek(offset)
+            # Reads what an earlier attempt has left, and leaves the position at its end.
+            self._digest = hashlib.file_digest(self._file, "sha256")
         self.received = offset
 
     def write(self, chunk: bytes) -> None:
@@ -81,6 +77,7 @@ class Upload:
             if self._file is None:
                 raise VeilfedError(Code.CANCELLED, "upload: another upload of the same artifact took over")
             self._file.write(chunk)
+            self._digest.update(chunk)
         self.received += len(chunk)
 
     def finish(self) -> bool:
@@ -92,7 +89,7 @@ class Upload:
                 raise VeilfedError(Code.CANCELLED, "upload: another upload of the same artifact took over")
             self._file.flush()
             os.fsync(self._file.fileno())
-            if _file_digest(self._part) != self._ref.sha256:
+            if self._digest.hexdigest() != self._ref.sha256:
                 self._part.unlink()
                 raise VeilfedError(Code.ARTIFACT_INVALID, "upload: the bytes do not have the announced SHA-256")
             self._part.replace(self._whole)
@@ -228,6 +225,16 @@ class Artifacts:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, data)
         return sha256
+
+    def keep_upload(self, job_id: str, number: int, institution: str, sha256: str) -> None:
+        """Keeps the file of a whole upload, which is on the disk already, as the update."""
+        upload = self._uploads / job_id / institution / _name(sha256)
+        path = self._update(job_id, number, institution, sha256)
+        with _explained(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # the same update, sent again after its receipt was lost
+                path.hardlink_to(upload)
+        sync_folder(path.parent)
 
     def update(self, job_id: str, number: int, institution: str, sha256: str) -> bytes:
         """Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""

@@ -274,13 +274,12 @@ class Engine:
             job = await self.job(job_id)
             inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
             try:
-                data = await asyncio.to_thread(self._folded, job, number, inputs)
+                model = await asyncio.to_thread(lambda: self.artifacts.put_model(self._folded(job, number, inputs)))
             except _Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
                 await self.change(lost)
                 return  # the timer folds again what is left
-            model = await asyncio.to_thread(self.artifacts.put_model, data)
             await self.change_live(
                 lambda connection, live: self.machine.publish(connection, job_id, number, model, live)
             )

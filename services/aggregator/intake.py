@@ -105,10 +105,18 @@ class Intake:
             if arrays is None:
                 raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
             gate.check_parameters(arrays, job.strategy.shapes, job.spec)
-            sha256 = self._engine.artifacts.put_update(job.id, claim.round, institution, map_bytes(arrays))
+            sha256 = self._keep(job.id, claim.round, institution, update, arrays)
         elif arrays is not None:
             raise VeilfedError(Code.UPDATE_INVALID, "an evaluation has no parameters")
         return Taken(sha256, update.weight, evaluations, update.ledger_head)
+
+    def _keep(self, job_id: str, number: int, institution: str, update: Update, arrays: Arrays) -> str:
+        """Keeps the parameters until their round is folded; returns the SHA-256 of what is kept."""
+        artifacts = self._engine.artifacts
+        if update.WhichOneof("parameters") != "artifact":
+            return artifacts.put_update(job_id, number, institution, map_bytes(arrays))
+        artifacts.keep_upload(job_id, number, institution, update.artifact.sha256)
+        return update.artifact.sha256
 
     def _parameters(self, job: Job, institution: str, update: Update) -> Arrays | None:
         kind = update.WhichOneof("parameters")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["write_atomic"]
+__all__ = ["sync_folder", "write_atomic"]
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -28,10 +28,18 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the disk has the names in a folder. Raises VeilfedError(FILE_UNUSABLE)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None

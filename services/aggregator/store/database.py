@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,8 +96,8 @@ class _Call:
 class Database:
     """Runs functions of a connection one after the other in a thread of its own.
 
-    Functions that come while others run share the next transaction, each within a savepoint: a commit waits for the
-    disk, and one wait for many is what makes the service quick.
+    Functions that come while others run share the next transaction: a commit waits for the disk, and one wait for
+    many is what makes the service quick. If one of them fails, all are undone and run again, each within a savepoint.
     """
 
     def __init__(self, url: str) -> None:
@@ -123,13 +124,25 @@ class Database:
         if not calls:
             return
         try:
-            with self.engine.begin() as connection:
-                for call in calls:
-                    _attempt(connection, call, alone=len(calls) == 1)
+            self._transact(calls)
         except Exception as error:  # given to all who wait
             for call in calls:
                 call.error = call.error or error
         loop.call_soon_threadsafe(_deliver, calls)
+
+    def _transact(self, calls: list[_Call]) -> None:
+        with suppress(_Again), self.engine.begin() as connection:
+            for call in calls:
+                try:
+                    call.result = call.function(connection)
+                except Exception:
+                    if len(calls) == 1:
+                        raise
+                    raise _Again from None
+            return
+        with self.engine.begin() as connection:
+            for call in calls:
+                _attempt(connection, call)
 
     def close(self) -> None:
         """Waits for what runs, then closes the connection."""
@@ -137,11 +150,12 @@ class Database:
         self.engine.dispose()
 
 
-def _attempt(connection: Connection, call: _Call, alone: bool) -> None:
+class _Again(Exception):  # noqa: N818
+    """One of several functions has failed."""
+
+
+def _attempt(connection: Connection, call: _Call) -> None:
     """Runs one function; its failure undoes its own changes only."""
-    if alone:
-        call.result = call.function(connection)
-        return
     savepoint = connection.begin_nested()
     try:
         call.result = call.function(connection)

@@ -146,6 +146,7 @@ def _valid(certificate: x509.Certificate, at: datetime | None) -> bool:
     return at is None or certificate.not_valid_before_utc <= at <= certificate.not_valid_after_utc
 
 
+@lru_cache(maxsize=64)  # every receipt of a round comes with the same certificates
 def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     """Whether `issuer` is a certificate authority that signed `certificate`."""
     try:
