@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+WHEELS := deploy/wheels/.made
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test venv lint protos data format clean
+.PHONY: demo test test-slow test-containers venv lint protos data format clean
 
 demo: venv ## run FEDOT on real text and real images over the real services
 	$(BIN)/veilfed demo --task vader
@@ -15,10 +16,21 @@ demo: venv ## run FEDOT on real text and real images over the real services
 	else echo "The image task was left out: its icons come as npm packages, and npm is not installed."; fi
 
 test: venv data lint ## all quick tests (about 10 minutes on 2 cores)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not containers"
 
 test-slow: venv data ## the tests marked slow
 	$(BIN)/pytest -m slow
+
+test-containers: venv $(WHEELS) ## the images, in an engine that is reached or, for root on Debian, installed and started
+	$(BIN)/veilfed oracle fetch minilm
+	$(BIN)/pytest -m containers tests/containers
+
+# What the images install. The project itself is built from the source, in the image.
+$(WHEELS): pyproject.toml constraints.txt | venv
+	rm -f deploy/wheels/*.whl
+	$(BIN)/python -m pip wheel --quiet -c constraints.txt -w deploy/wheels 'setuptools>=77' '.[oracle,aggregator,agent]'
+	rm -f deploy/wheels/veilfed-*.whl
+	touch $@
 
 lint: venv ## formatting, lint, types, the trust boundary, drift and breaks of the protos
 	$(BIN)/ruff format --check .
