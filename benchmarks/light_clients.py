@@ -6,6 +6,7 @@ python -m benchmarks.light_clients FOLDER INSTITUTION[,INSTITUTION...] ADDRESS
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ async def client(folder: Path, institution: str, address: str) -> None:
     credentials = load_credentials(TlsFiles.in_folder(folder / institution))
     aggregator = Identity(credentials.identity.federation, Role.AGGREGATOR, "coordinator", "aggregator")
     async with open_channel(credentials, address, aggregator) as channel:
-        stub = CoordinatorStub(channel)
+        stub: Any = CoordinatorStub(channel)  # the stubs of grpc know no stream that is written to
         request = JoinRequest(protocol_version=protocol.VERSION, identity=str(credentials.identity))
         session = (await stub.Join(request)).session
         stream = stub.Work()

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.transport import FEDERATION, ROOT, make_identities, start_aggregator
 from veilfed.demo.processes import Process
@@ -68,7 +69,7 @@ class Bench:
         return idle, found
 
 
-async def connected(jobs: JobServiceStub, clients: int) -> None:
+async def connected(jobs: Any, clients: int) -> None:
     """Waits until all clients are there and have taken part in a job of one round."""
     probe = await jobs.SubmitJob(SubmitJobRequest(spec=specification(clients, 1)))
     async for _ in jobs.WatchJob(WatchJobRequest(job_id=probe.job_id)):

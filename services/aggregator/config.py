@@ -19,4 +19,10 @@ class AggregatorConfig(Strict):
     database: str = Field("sqlite:///aggregator.sqlite", description="SQLAlchemy URL")
     artifacts: Path = Field(description="folder of models and uploads, created if missing")
     lease_seconds: float = Field(30, ge=0.1, le=3600, description="an agent that is silent for longer loses its tasks")
+    keepalive_seconds: float = Field(
+        60,
+        ge=0.1,
+        le=3600,
+        description="silence on a connection after which it is tested; a twelfth is the agents' least",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -49,7 +49,7 @@ async def serve(config: AggregatorConfig) -> None:
     """Serves until SIGTERM. Raises VeilfedError when the aggregator cannot start."""
     credentials = _credentials(config)
     async with engine(config) as made:
-        server, port = create_server(credentials, config.listen)
+        server, port = create_server(credentials, config.listen, keepalive_seconds=config.keepalive_seconds)
         add_CoordinatorServicer_to_server(Coordinator(made, Intake(made, credentials)), server)
         add_JobServiceServicer_to_server(Jobs(made), server)
         await run_server(server, port, name="aggregator", on_stop=made.stop)

@@ -36,6 +36,8 @@ class AggregatorEndpoint(Strict):
     # host:port
     address: Address
     identity: ServerIdentity
+    # Silence after which the agent asks whether the connection still stands.
+    keepalive_seconds: float = Field(default=30, ge=0.1, le=3600)
 
     @model_validator(mode="after")
     def _role(self) -> Self:

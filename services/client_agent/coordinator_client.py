@@ -180,7 +180,11 @@ async def _pieces(header: PushHeader, data: bytes) -> AsyncIterator[PushRequest]
 async def join(credentials: Credentials, endpoint: AggregatorEndpoint, gate: EgressGate) -> AsyncIterator[Session]:
     """Opens a session; the block's end closes the connection. Raises VeilfedError."""
     channel = open_channel(
-        credentials, endpoint.address, endpoint.identity, interceptors=gate.interceptors(endpoint.identity)
+        credentials,
+        endpoint.address,
+        endpoint.identity,
+        interceptors=gate.interceptors(endpoint.identity),
+        keepalive_seconds=endpoint.keepalive_seconds,
     )
     async with channel:
         stub = CoordinatorStub(channel)

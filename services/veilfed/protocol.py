@@ -9,8 +9,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Models and updates up to this length travel inside Task and Update.
 INLINE_LIMIT = 1024 * 1024
 
-# Most bytes of one chunk of Push and Fetch.
-CHUNK_BYTES = 1024 * 1024
+# Most bytes of one chunk of Push and Fetch. With its frame it fits into a message of 1 MiB.
+CHUNK_BYTES = 1024 * 1024 - 4096
 
 # Most bytes of one artifact (a whole model). Protocol Buffers end at 2 GiB, and whoever computes needs several copies.
 MAX_ARTIFACT_BYTES = 1024**3

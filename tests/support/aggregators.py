@@ -42,8 +42,11 @@ def job_spec(train: list[str], evaluate: list[str] | None = None, **changes: Any
 class Aggregator:
     """A process that can be killed and started again on the same files and port."""
 
-    def __init__(self, federation: Federation, folder: Path, lease_seconds: float = 5.0) -> None:
+    def __init__(
+        self, federation: Federation, folder: Path, lease_seconds: float = 5.0, keepalive_seconds: float = 60.0
+    ) -> None:
         self.federation, self.folder = federation, folder
+        self._keepalive_seconds = keepalive_seconds
         self._lease_seconds = lease_seconds
         self.port = 0
         self.process: Process | None = None
@@ -62,6 +65,7 @@ class Aggregator:
             "database": f"sqlite:///{self.folder / 'aggregator.sqlite'}",
             "artifacts": str(self.folder / "artifacts"),
             "lease_seconds": self._lease_seconds,
+            "keepalive_seconds": self._keepalive_seconds,
         }
         config.write_text(yaml.safe_dump(document))
         self.process = Process(veilfed("aggregator", "serve", "--config", config), self.folder / "log")
@@ -80,9 +84,11 @@ class Aggregator:
 
 
 @contextmanager
-def running_aggregator(federation: Federation, folder: Path, lease_seconds: float = 5.0) -> Iterator[Aggregator]:
+def running_aggregator(
+    federation: Federation, folder: Path, lease_seconds: float = 5.0, keepalive_seconds: float = 60.0
+) -> Iterator[Aggregator]:
     """A started aggregator; killed when the block ends."""
-    aggregator = Aggregator(federation, folder, lease_seconds)
+    aggregator = Aggregator(federation, folder, lease_seconds, keepalive_seconds)
     try:
         aggregator.start()
         yield aggregator

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 import sys
@@ -91,12 +92,19 @@ class Parties:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def agent(self, institution: str, folder: Path, address: str = "", **settings: Any) -> Party:
-        """An agent of the institution, with its state in `folder`."""
-        config = agent_config(
-            self.federation, institution, folder, address or self.link.address, self._addresses[institution], **settings
-        )
+    def agent(self, institution: str, folder: Path, keepalive_seconds: float = 30.0) -> Party:
+        """An agent of the institution on data.csv in `folder`, with its state there."""
+        config = agent_config(self.federation, institution, folder, self.link.address, self._addresses[institution])
+        document = yaml.safe_load(config.read_text())
+        document["aggregator"]["keepalive_seconds"] = keepalive_seconds
+        _written(config, document)
         return Party(veilfed("agent", "serve", "--config", config), folder / "agent")
+
+    def twin(self, institution: str, folder: Path, keepalive_seconds: float = 30.0) -> Party:
+        """Another agent with the same identity and the same data."""
+        folder.mkdir()
+        shutil.copy(self.folder / institution / "data.csv", folder / "data.csv")
+        return self.agent(institution, folder, keepalive_seconds)
 
     def _aggregator_config(self) -> Path:
         document = {

@@ -69,11 +69,11 @@ def answer(task: Task, arrays: dict[str, NDArray[Any]] | None = None, weight: fl
 class ScriptedAgent:
     """Use as `async with`; the stream is open inside."""
 
-    def __init__(self, files: TlsFiles, address: str, server: Identity) -> None:
+    def __init__(self, files: TlsFiles, address: str, server: Identity, **options: Any) -> None:
         self._credentials = load_credentials(files)
         self.identity = self._credentials.identity
         self._address = address
-        self._channel = open_channel(self._credentials, address, server)
+        self._channel = open_channel(self._credentials, address, server, **options)
         self.stub: Any = CoordinatorStub(self._channel)
         self.session = ""
         self._stream: Any = None

@@ -18,6 +18,7 @@ from veilfed.rpc.guard import CODE_KEY, HINT_KEY
 __all__ = ["open_channel", "translate", "translated"]
 
 PROBE_SECONDS = 1.0
+KEEPALIVE_SECONDS = 30.0
 
 # What grpc says when nobody was there, when one side refused the other, and when the connection just ended.
 NOBODY = ("connection refused", "failed to connect to remote host", "errors resolving", "unreachable", "no route")
@@ -25,7 +26,7 @@ HANDSHAKE = ("handshake", "certificate", "verification check failed")
 CLOSED = ("socket closed", "connection reset", "broken pipe")
 
 
-def _options(server: Identity, max_message_bytes: int) -> list[tuple[str, str | int]]:
+def _options(server: Identity, max_message_bytes: int, keepalive_seconds: float) -> list[tuple[str, str | int]]:
     return [
         # The certificate must be of this role and name, whatever the address says.
         ("grpc.ssl_target_name_override", server.server_name),
@@ -34,8 +35,8 @@ def _options(server: Identity, max_message_bytes: int) -> list[tuple[str, str | 
         ("grpc.max_metadata_size", 32 * 1024),  # an error's message, percent-encoded
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),  # who retries what is our decision: a resent update must be the same update
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", round(1000 * keepalive_seconds)),
+        ("grpc.keepalive_timeout_ms", round(1000 * keepalive_seconds * 2 / 3)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
@@ -51,8 +52,12 @@ def open_channel(
     roots: bytes | None = None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     max_message_bytes: int = protocol.MAX_MESSAGE_BYTES,
+    keepalive_seconds: float = KEEPALIVE_SECONDS,
 ) -> grpc.aio.Channel:
     """A channel to `server` at `address` over mutual TLS.
+
+    After `keepalive_seconds` of silence it asks whether the other side lives, and ends the connection when two thirds
+    of that later there is no answer.
 
     `roots` replaces the bundle as the only trusted roots: an institution's own zone root for its oracle. Raises
     VeilfedError(IDENTITY_INVALID) where they hold no certificate: gRPC would trust the machine's roots instead.
@@ -65,7 +70,7 @@ def open_channel(
         certificate_chain=credentials.certificate_pem,
     )
     return grpc.aio.secure_channel(
-        address, secure, options=_options(server, max_message_bytes), interceptors=list(interceptors)
+        address, secure, options=_options(server, max_message_bytes, keepalive_seconds), interceptors=list(interceptors)
     )
 
 

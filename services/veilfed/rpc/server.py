@@ -22,8 +22,11 @@ __all__ = ["create_server", "peer", "run_server", "say_ready", "stop_requested"]
 
 log = get_logger("rpc.server")
 
+KEEPALIVE_SECONDS = 60.0
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+
+def _options(max_message_bytes: int, keepalive_seconds: float) -> list[tuple[str, int]]:
+    keepalive_ms = round(1000 * keepalive_seconds)
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -31,10 +34,10 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", 1000),
         ("grpc.so_reuseport", 0),  # a second server on one port must fail, not share the calls
         # An agent may be silent for hours while it trains: its pings keep the connection and are welcome.
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 12),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms // 3),
     ]
 
 
@@ -53,6 +56,7 @@ def create_server(
     max_message_bytes: int = protocol.MAX_MESSAGE_BYTES,
     interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     require_client: bool = True,
+    keepalive_seconds: float = KEEPALIVE_SECONDS,
 ) -> tuple[grpc.aio.Server, int]:
     """A server that is bound but not started, and its port (useful where `listen` asks for port 0).
 
@@ -60,7 +64,9 @@ def create_server(
     the enrolment service alone. Raises VeilfedError(UNREACHABLE) when the address cannot be bound.
     """
     guard = Guard(ROLES, credentials.identity.federation if require_client else None)
-    server = grpc.aio.server(interceptors=[guard, *interceptors], options=_options(max_message_bytes))
+    server = grpc.aio.server(
+        interceptors=[guard, *interceptors], options=_options(max_message_bytes, keepalive_seconds)
+    )
     try:
         port = server.add_secure_port(listen, _server_credentials(credentials, require_client=require_client))
     except RuntimeError:
