@@ -1,6 +1,7 @@
 # Two targets for a newcomer: `make demo` and `make test`. Each does its own set-up and is quick when run again.
 
 PYTHON ?= python3
+MUTANTS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -8,7 +9,7 @@ WHEELS := deploy/wheels/.made
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow test-containers venv lint protos data format clean
+.PHONY: demo test test-slow mutation test-containers venv lint protos data format clean
 
 demo: venv ## run FEDOT on real text and real images over the real services
 	$(BIN)/veilfed demo --task vader
@@ -31,6 +32,10 @@ $(WHEELS): pyproject.toml constraints.txt | venv
 	$(BIN)/python -m pip wheel --quiet -c constraints.txt -w deploy/wheels 'setuptools>=77' '.[oracle,aggregator,agent]'
 	rm -f deploy/wheels/veilfed-*.whl
 	touch $@
+
+mutation: venv data ## small faults in fold, gates, rounds and ledger: which tests notice (hours; MUTANTS=16 for a sample)
+	test -x build/mutation/bin/cosmic-ray || { $(PYTHON) -m venv build/mutation && build/mutation/bin/pip install --quiet cosmic-ray==8.7.0; }
+	nice -n 15 $(BIN)/python -m benchmarks.mutation --cosmic-ray build/mutation/bin/cosmic-ray --sample $(MUTANTS) --json build/mutation.json
 
 lint: venv ## formatting, lint, types, the trust boundary, drift and breaks of the protos
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
@@ -26,6 +27,9 @@ HINT_KEY = "veilfed-hint"
 # Errors travel in trailing metadata, whose length is limited: a longer text would replace the error by another.
 MAX_MESSAGE = 2000
 MAX_HINT = 500
+
+# Stands for a message that could not be parsed, until the call has been admitted.
+_UNREADABLE = object()
 
 _peer: ContextVar[Identity] = ContextVar("peer")
 
@@ -54,6 +58,31 @@ def _authorise(identity: Identity, method: str, roles: Mapping[str, frozenset[Ro
 
 def _shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 4] + " ..."
+
+
+def _tolerant(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """grpc would answer bytes that are no message with a fault of the service, and log a traceback for each."""
+    if deserializer is None:
+        return None
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    return parse
+
+
+def _readable(request: Any, method: str) -> Any:
+    if request is _UNREADABLE:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"{method}: these bytes are not its message")
+    return request
+
+
+async def _all_readable(requests: AsyncIterator[Any], method: str) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _readable(request, method)
 
 
 async def _abort(context: Context, method: str, error: Exception) -> None:
@@ -104,7 +133,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
-            guarded: Any = self._streaming(method, inner)
+            guarded: Any = self._streaming(method, inner, handler.request_streaming)
         else:
             inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
             make = (
@@ -112,15 +141,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 if handler.request_streaming
                 else grpc.unary_unary_rpc_method_handler
             )
-            guarded = self._unary(method, inner)
-        return make(guarded, handler.request_deserializer, handler.response_serializer)
+            guarded = self._unary(method, inner, handler.request_streaming)
+        return make(guarded, _tolerant(handler.request_deserializer), handler.response_serializer)
 
-    def _unary(self, method: str, inner: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _unary(self, method: str, inner: Any, many: bool) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, context: Context) -> Any:
             started = time.monotonic()
             try:
                 self._admit(method, context)
-                return await inner(request, context)
+                check = _all_readable if many else _readable
+                return await inner(check(request, method), context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the boundary of the service
@@ -130,12 +160,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
 
         return call
 
-    def _streaming(self, method: str, inner: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    def _streaming(self, method: str, inner: Any, many: bool) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
             started = time.monotonic()
             try:
                 self._admit(method, context)
-                responses = inner(request, context)
+                check = _all_readable if many else _readable
+                responses = inner(check(request, method), context)
                 if inspect.isawaitable(responses):  # a handler that writes to the context itself (health's Watch)
                     await responses
                     return
