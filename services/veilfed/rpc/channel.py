@@ -37,6 +37,8 @@ def _options(server: Identity, max_message_bytes: int, keepalive_seconds: float)
         ("grpc.enable_retries", 0),  # who retries what is our decision: a resent update must be the same update
         ("grpc.keepalive_time_ms", round(1000 * keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", round(1000 * keepalive_seconds * 2 / 3)),
+        # grpc gives the answer to a ping 60 s of its own, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", round(1000 * keepalive_seconds * 2 / 3)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),

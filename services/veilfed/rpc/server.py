@@ -38,6 +38,7 @@ def _options(max_message_bytes: int, keepalive_seconds: float) -> list[tuple[str
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms // 3),
+        ("grpc.http2.ping_timeout_ms", keepalive_ms // 3),
     ]
 
 
