@@ -14,7 +14,7 @@ from aggregator.hub import Hub, Stream
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
 from aggregator.rounds.machine import Machine
-from aggregator.rounds.records import Effects, Live, Offer
+from aggregator.rounds.records import Effects, Input, Live, Offer
 from aggregator.store.database import Database
 from aggregator.strategies import strategy_for
 from veilfed.errors import Code, VeilfedError
@@ -30,7 +30,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
-from veilfed.wire.tensors import Arrays, map_bytes, parse_map
+from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map
 
 __all__ = ["Engine", "steady_clock"]
 
@@ -290,19 +290,27 @@ class Engine:
         finally:
             self._folds.pop((job_id, number), None)
 
-    def _folded(self, job: Job, number: int, inputs: list[tuple[str, float, str]]) -> bytes:
+    def _kept(self, job_id: str, number: int, item: Input) -> bytes:
+        """Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""
+        if item.parameters is None:
+            return self.artifacts.update(job_id, number, item.institution, item.sha256)
+        if digest(item.parameters) != item.sha256:
+            raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
+        return item.parameters
+
+    def _folded(self, job: Job, number: int, inputs: list[Input]) -> bytes:
         damaged: list[str] = []
 
         def updates() -> Iterator[tuple[float, Arrays]]:
-            for institution, weight, sha256 in inputs:
+            for item in inputs:
                 try:
-                    arrays = parse_map(self.artifacts.update(job.id, number, institution, sha256))
+                    arrays = parse_map(self._kept(job.id, number, item))
                 except VeilfedError as error:
                     if error.code is not Code.ARTIFACT_INVALID:
                         raise
-                    damaged.append(institution)
+                    damaged.append(item.institution)
                 else:
-                    yield weight, arrays
+                    yield item.weight, arrays
 
         try:
             return map_bytes(job.strategy.fold(updates()))

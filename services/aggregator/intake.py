@@ -20,13 +20,16 @@ from veilfed.identity.material import Credentials
 from veilfed.ledger import Head, head_statement
 from veilfed.logs import get_logger
 from veilfed.v1.aggregator_pb2 import Receipt, Rejection, TaskRefusal, Update, WorkResponse
-from veilfed.wire.tensors import Arrays, map_bytes, parse_map, unpack_map
+from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map, unpack_map
 
 __all__ = ["Intake"]
 
 log = get_logger("aggregator.intake")
 
 MAX_REASON = 300
+# Longest parameters that are kept in their row: a file of their own would cost more than they do. All those of a round
+# are in memory while it is folded.
+ROW_BYTES = 64 * 1024
 
 
 class Intake:
@@ -51,7 +54,9 @@ class Intake:
                 task = await engine.run(partial(engine.machine.find, claim=claim))
             gate.check_head(update.ledger_head)
             job = await engine.job(task.job_id)
-            taken = await asyncio.to_thread(self._gated, job, claim, update, task.trains)
+            gated = partial(self._gated, job, claim, update, task.trains)
+            # A short one is gated sooner than a thread wakes up.
+            taken = gated() if _short(update) else await asyncio.to_thread(gated)
             receipt = WorkResponse(receipt=self._receipt(claim, update))
             # The receipt goes first: what follows may be the next task.
             await engine.change(
@@ -99,16 +104,20 @@ class Intake:
         """
         gate.check_weight(update.weight, trains, job.spec)
         evaluations = gate.check_evaluations(update)
-        institution, sha256 = claim.identity.institution, ""
+        institution, sha256, data = claim.identity.institution, "", None
         arrays = self._parameters(job, institution, update)
         if trains:
             if arrays is None:
                 raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
             gate.check_parameters(arrays, job.strategy.shapes, job.spec)
-            sha256 = self._keep(job.id, claim.round, institution, update, arrays)
+            if _short(update):
+                data = map_bytes(arrays)
+                sha256 = digest(data)
+            else:
+                sha256 = self._keep(job.id, claim.round, institution, update, arrays)
         elif arrays is not None:
             raise VeilfedError(Code.UPDATE_INVALID, "an evaluation has no parameters")
-        return Taken(sha256, update.weight, evaluations, update.ledger_head)
+        return Taken(sha256, update.weight, evaluations, update.ledger_head, data)
 
     def _keep(self, job_id: str, number: int, institution: str, update: Update, arrays: Arrays) -> str:
         """Keeps the parameters until their round is folded; returns the SHA-256 of what is kept."""
@@ -150,6 +159,11 @@ class Intake:
             await self._exclude(claim, Refused(code, printable(refusal.reason, MAX_REASON)))
         except VeilfedError as error:
             stream.send(_rejection(claim, error))
+
+
+def _short(update: Update) -> bool:
+    """Whether the update has no parameters, or such that are kept in the database with the rest of it."""
+    return update.WhichOneof("parameters") != "artifact" and update.tensors.ByteSize() <= ROW_BYTES
 
 
 def _rejection(claim: Claim, error: VeilfedError) -> WorkResponse:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from numpy.typing import NDArray
+from sqlalchemy import Connection, update
 
 from aggregator.artifacts import Artifacts
 from aggregator.engine import Engine
@@ -18,6 +19,7 @@ from aggregator.intake import Intake
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.records import Offer
 from aggregator.store.database import Database
+from aggregator.store.schema import TaskRow
 from tests.support.aggregators import job_spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
@@ -84,24 +86,39 @@ def spec(*train: str, **changes: Any) -> str:
 
 
 ONES = np.ones((2, 4), dtype=np.float32)
+# Too long to be kept in a row of the database.
+LONG = np.ones((2, 10_000), dtype=np.float32)
 
 
+async def damage(engine: Engine, folder: Path, institution: str) -> None:
+    """Changes what is kept of an institution's update."""
+    files = list((folder / "artifacts" / "updates").rglob(f"{institution}.*"))
+    for kept in files:
+        kept.write_bytes(b"damaged")
+
+    def rows(connection: Connection) -> int:
+        with_parameters = (TaskRow.institution == institution, TaskRow.parameters.is_not(None))
+        return connection.execute(update(TaskRow).where(*with_parameters).values(parameters=b"damaged")).rowcount
+
+    assert len(files) + await engine.run(rows) == 1
+
+
+@pytest.mark.parametrize("model", [ONES, LONG], ids=["row", "file"])
 @asynchronous
 async def test_a_damaged_update_excludes_its_institution_not_the_round(
-    tmp_path: Path, credentials: Credentials
+    tmp_path: Path, credentials: Credentials, model: NDArray[np.float32]
 ) -> None:
     async with running(tmp_path) as engine:
         north, south = await join(engine, "north"), await join(engine, "south")
-        job_id = await engine.submit(spec("north", "south", quorum=1))
-        assert (await send(engine, credentials, south, 3 * ONES)).WhichOneof("body") == "receipt"
-        (kept,) = (tmp_path / "artifacts" / "updates").rglob("south.*")
-        kept.write_bytes(b"damaged")
-        assert (await send(engine, credentials, north, ONES)).WhichOneof("body") == "receipt"
+        job_id = await engine.submit(spec("north", "south", quorum=1, strategy={"dimension": model.shape[1]}))
+        assert (await send(engine, credentials, south, 3 * model)).WhichOneof("body") == "receipt"
+        await damage(engine, tmp_path, "south")
+        assert (await send(engine, credentials, north, model)).WhichOneof("body") == "receipt"
         job = await job_when(engine, job_id, "published")
         clients = {client.institution: (client.state, client.code) for client in job.rounds[0].clients}
         assert clients == {"north": ("done", ""), "south": ("excluded", "STATE_CORRUPT")}
         published = parse_map(engine.artifacts.model(job.rounds[0].published_sha256))["classifier"]
-        assert np.array_equal(published, ONES)
+        assert np.array_equal(published, model)
 
 
 @asynchronous
@@ -110,8 +127,7 @@ async def test_all_updates_damaged_fail_the_job(tmp_path: Path, credentials: Cre
         north, south = await join(engine, "north"), await join(engine, "south")
         job_id = await engine.submit(spec("north", "south", quorum=1))
         await send(engine, credentials, south, ONES)
-        (kept,) = (tmp_path / "artifacts" / "updates").rglob("south.*")
-        kept.write_bytes(b"damaged")
+        await damage(engine, tmp_path, "south")
         offer = await north.next()
         assert isinstance(offer, Offer)
         refusal = answer((await engine.task(offer)).task)  # no parameters: excluded, so that south alone is left
@@ -150,8 +166,8 @@ async def test_an_update_counts_although_its_sender_has_gone(tmp_path: Path, cre
 async def test_leftovers_of_ended_jobs_are_removed_at_the_start(tmp_path: Path, credentials: Credentials) -> None:
     async with running(tmp_path) as engine:
         stream = await join(engine, "north")
-        job_id = await engine.submit(spec("north", "south", quorum=1))
-        await send(engine, credentials, stream, ONES)
+        job_id = await engine.submit(spec("north", "south", quorum=1, strategy={"dimension": LONG.shape[1]}))
+        await send(engine, credentials, stream, LONG)
     leftover = tmp_path / "artifacts" / "updates" / "ended-00000000" / "0"
     leftover.mkdir(parents=True)
     async with running(tmp_path) as engine:

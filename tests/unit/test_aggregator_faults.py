@@ -20,7 +20,7 @@ from tests.support.aggregators import job_spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.scripted_agent import answer
-from tests.unit.test_aggregator_engine import ONES, identity, job_when, join, running, send, spec
+from tests.unit.test_aggregator_engine import LONG, ONES, identity, job_when, join, running, send, spec
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials, load_credentials
 from veilfed.protocol import MAX_MESSAGE_BYTES
@@ -134,7 +134,7 @@ async def test_a_fault_of_the_aggregator_costs_no_institution_its_update(
     """The update could not be kept: the stream ends, so that the agent comes back and sends it again."""
     async with running(tmp_path) as engine:
         north = await join(engine, "north")
-        job_id = await engine.submit(spec("north"))
+        job_id = await engine.submit(spec("north", strategy={"dimension": LONG.shape[1]}))
         offer = await north.next()
         assert isinstance(offer, Offer)
         task = (await engine.task(offer)).task
@@ -142,7 +142,7 @@ async def test_a_fault_of_the_aggregator_costs_no_institution_its_update(
         folder.rmdir()
         folder.write_bytes(b"in the way")
         with refused(Code.INTERNAL) as caught:
-            await Intake(engine, credentials).update(north, answer(task, {"classifier": ONES}))
+            await Intake(engine, credentials).update(north, answer(task, {"classifier": LONG}))
         assert str(tmp_path) not in caught.value.message
         folder.unlink()
         folder.mkdir()
@@ -150,7 +150,7 @@ async def test_a_fault_of_the_aggregator_costs_no_institution_its_update(
         offered = await again.next()
         assert isinstance(offered, Offer)
         assert offered.token == task.token
-        await Intake(engine, credentials).update(again, answer(task, {"classifier": ONES}))
+        await Intake(engine, credentials).update(again, answer(task, {"classifier": LONG}))
         await job_when(engine, job_id, "published")
 
 
@@ -214,7 +214,7 @@ async def test_answers_stay_below_the_limit_of_messages(tmp_path: Path, credenti
                 connection.exec_driver_sql(
                     "INSERT INTO tasks SELECT job_id, ?, institution, trains, counts, state, token || ?, leased_to,"
                     " lease_ms, code, reason, identity, update_sha256, weight, evaluations, ledger_records,"
-                    " ledger_sha256, finished_ms FROM tasks WHERE round = 0",
+                    " ledger_sha256, finished_ms, parameters FROM tasks WHERE round = 0",
                     (number, str(number)),
                 )
             connection.execute(update(JobRow).values(error=WORDS * 100))

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from aggregator.artifacts import Ref
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.machine import Claim, Machine, Taken
-from aggregator.rounds.records import Effects, Offer, Refused
+from aggregator.rounds.records import Effects, Input, Offer, Refused
 from aggregator.store.database import migrate, open_engine
 from tests.support.aggregators import job_spec
 from tests.support.scripted_agent import HEAD
@@ -420,7 +420,7 @@ def test_an_interrupted_fold_is_taken_up(world: World) -> None:
     world.folds.clear()
     world.pass_time(0)
     assert world.folds == [(job_id, 0)]
-    assert world.run(lambda c: world.machine.inputs(c, job_id, 0)) == [("north", 1.0, "a" * 64)]
+    assert world.run(lambda c: world.machine.inputs(c, job_id, 0)) == [Input("north", 1.0, "a" * 64, None)]
 
 
 def test_a_damaged_update_is_left_out(world: World) -> None:
@@ -430,7 +430,7 @@ def test_a_damaged_update_is_left_out(world: World) -> None:
     world.answer("north")
     world.answer("south")
     world.change(lambda c: world.machine.lose(c, job_id, 0, ["south"]))
-    assert [name for name, _, _ in world.run(lambda c: world.machine.inputs(c, job_id, 0))] == ["north"]
+    assert [item.institution for item in world.run(lambda c: world.machine.inputs(c, job_id, 0))] == ["north"]
     assert world.round_states(job_id) == ["folding"]
     world.change(lambda c: world.machine.lose(c, job_id, 0, ["north"]))
     assert "0 updates are left" in world.job(job_id).summary.error

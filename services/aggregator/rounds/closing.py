@@ -3,8 +3,8 @@
 from sqlalchemy import Connection, and_, bindparam, func, select, update
 
 from aggregator.rounds.book import Book, Job
-from aggregator.rounds.records import OPEN_TASKS, Effects, Ended, JobState, Refused, RoundState, TaskState
-from aggregator.store.schema import AgentRow, JobRow, RoundRow, TaskRow
+from aggregator.rounds.records import OPEN_TASKS, Effects, Ended, Input, JobState, Refused, RoundState, TaskState
+from aggregator.store.schema import TASKS, AgentRow, JobRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
 __all__ = ["Closing"]
@@ -14,6 +14,11 @@ _TALLY = (
     select(TaskRow.counts, TaskRow.state, func.count())
     .where(TaskRow.job_id == bindparam("job_id"), TaskRow.round == bindparam("number"))
     .group_by(TaskRow.counts, TaskRow.state)
+)
+_DROP_PARAMETERS = (
+    update(TASKS)
+    .where(TaskRow.job_id == bindparam("of_job"), TaskRow.round >= bindparam("since"), TaskRow.parameters.is_not(None))
+    .values(parameters=None)
 )
 
 
@@ -37,6 +42,7 @@ class Closing(Book):
             update(RoundRow).where(RoundRow.job_id == job_id, RoundRow.state.in_(current)).values(state=round_state)
         )
         self._end_tasks(connection, job_id, None, why, effects)
+        self._drop_parameters(connection, job_id)
         effects.jobs_ended.add(job_id)
         return True
 
@@ -162,14 +168,18 @@ class Closing(Book):
         ).all()
         return [(row.job_id, row.number) for row in rows]
 
-    def inputs(self, connection: Connection, job_id: str, number: int) -> list[tuple[str, float, str]]:
-        """(institution, weight, SHA-256) of the updates that the round took."""
+    def inputs(self, connection: Connection, job_id: str, number: int) -> list[Input]:
+        """The updates that the round took."""
         rows = connection.execute(
-            select(TaskRow.institution, TaskRow.weight, TaskRow.update_sha256)
+            select(TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
             .where(TaskRow.job_id == job_id, TaskRow.round == number, TaskRow.state == TaskState.DONE, TaskRow.trains)
             .order_by(TaskRow.institution)
         ).all()
-        return [(row.institution, row.weight, row.update_sha256) for row in rows]
+        return [Input(*row) for row in rows]
+
+    def _drop_parameters(self, connection: Connection, job_id: str, since: int = 0) -> None:
+        """Removes the parameters of updates from rows of the job: their round is folded, or will never be."""
+        connection.execute(_DROP_PARAMETERS, {"of_job": job_id, "since": since})
 
     def lose(self, connection: Connection, job_id: str, number: int, institutions: list[str]) -> Effects:
         """Excludes institutions whose kept updates were damaged, while folding; the fold starts again without.

@@ -43,6 +43,8 @@ class Taken:
     weight: float
     evaluations: list[Evaluation]
     head: LedgerHead
+    # None if they are in a file.
+    parameters: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ _FINISH = (
                 "reason",
                 "identity",
                 "update_sha256",
+                "parameters",
                 "weight",
                 "evaluations",
                 "ledger_records",
@@ -277,6 +280,7 @@ class Machine(Closing):
             TaskState.DONE,
             identity=str(claim.identity),
             update_sha256=taken.update_sha256,
+            parameters=taken.parameters,
             weight=taken.weight,
             evaluations=(evaluations := evaluations_json(taken.evaluations)),
             ledger_records=taken.head.records,
@@ -303,7 +307,7 @@ class Machine(Closing):
         return effects
 
     def _finish(self, connection: Connection, row: Found, state: TaskState, **values: Any) -> None:
-        empty = {"code": "", "reason": "", "identity": "", "update_sha256": "", "weight": 0.0}
+        empty = {"code": "", "reason": "", "identity": "", "update_sha256": "", "parameters": None, "weight": 0.0}
         empty |= {"evaluations": "[]", "ledger_records": 0, "ledger_sha256": ""}
         done = connection.execute(
             _FINISH,
@@ -321,6 +325,7 @@ class Machine(Closing):
             .values(state=RoundState.PUBLISHED, published_sha256=model.sha256)
         )
         if published.rowcount:
+            self._drop_parameters(connection, job_id, number)
             connection.execute(update(JobRow).where(JobRow.id == job_id).values(rounds_published=number + 1))
             self.event(connection, effects, job_id, "round_published", round=number, text=model.sha256)
             job = self.job(connection, job_id)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from aggregator.artifacts import Ref
 
-__all__ = ["Effects", "Ended", "JobState", "Live", "Offer", "Refused", "RoundState", "TaskState"]
+__all__ = ["Effects", "Ended", "Input", "JobState", "Live", "Offer", "Refused", "RoundState", "TaskState"]
 
 # Institution -> session (digest) of the one agent that gets its tasks.
 Live = Mapping[str, str]
@@ -69,6 +69,16 @@ class Refused:
 
     code: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """An update that a round took; its parameters are in a file if not here."""
+
+    institution: str
+    weight: float
+    sha256: str
+    parameters: bytes | None
 
 
 @dataclass

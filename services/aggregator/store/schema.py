@@ -2,7 +2,18 @@
 
 from typing import cast
 
-from sqlalchemy import BigInteger, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 __all__ = ["EVENTS", "TASKS", "AgentRow", "Base", "EventRow", "JobRow", "RoundRow", "TaskRow"]
@@ -75,6 +86,8 @@ class TaskRow(Base):
     # Of a taken update.
     identity: Mapped[str] = mapped_column(String(512), default="")
     update_sha256: Mapped[str] = mapped_column(String(64), default="")
+    # Its parameters until the round is folded, if they are short; longer ones are in a file.
+    parameters: Mapped[bytes | None] = mapped_column(LargeBinary)
     weight: Mapped[float] = mapped_column(Float(53), default=0.0)
     evaluations: Mapped[str] = mapped_column(Text, default="[]")
     ledger_records: Mapped[int] = mapped_column(BigInteger, default=0)
