@@ -65,7 +65,7 @@ class StandInCoordinator(CoordinatorServicer):
         """Ends the open stream."""
         self._down.put_nowait(None)
 
-    async def activity(self, wanted: str, seconds: float = 30.0) -> None:
+    async def activity(self, wanted: str, seconds: float = 120.0) -> None:
         """Waits for a heartbeat of this activity."""
         async with asyncio.timeout(seconds):
             while await self.activities.get() != wanted:
