@@ -358,8 +358,9 @@ async def test_a_large_model_travels_as_an_artifact_and_resumes(aggregator: Aggr
         with refused(Code.ARTIFACT_INVALID):
             await north.push(job_id, huge, b"x")
         await _cancel(admin, job_id)
+        # One short chunk: a call that is refused while its client still sends much may end without the server's words.
         with refused(Code.JOB_ENDED):
-            await north.push(job_id, artifact, data)
+            await north.push(job_id, artifact, data[:100])
 
 
 @asynchronous
