@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from veilfed import packages
 from veilfed.errors import Code, VeilfedError
-from veilfed.packages import PackageFile, locate
+from veilfed.packages import PackageFile
 
 __all__ = ["Attention", "Card", "Model", "empty", "freeze", "read_file", "version_of"]
 
@@ -81,20 +82,13 @@ def read_file(file: PackageFile, folder: Path) -> bytes:
     Raises VeilfedError(MODEL_MISSING), or STATE_CORRUPT when the file is not the one that was published.
     """
     try:
-        data = locate(file, folder).read_bytes()
+        return packages.read(file, folder)
     except VeilfedError as error:
-        if error.code is not Code.DATA_MISSING:
-            raise
-        raise VeilfedError(Code.MODEL_MISSING, f"{file.member} of {file.package} is not in {folder}") from None
-    except OSError as error:
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{file.member} of {file.package}: {error.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise VeilfedError(
-            Code.STATE_CORRUPT,
-            f"{file.member} of {file.package} in {folder} is not the published file",
-            "Remove it and run `veilfed oracle fetch`.",
-        )
-    return data
+        if error.code is Code.DATA_MISSING:
+            raise VeilfedError(Code.MODEL_MISSING, f"{file.member} of {file.package} is not in {folder}") from None
+        if error.code is Code.STATE_CORRUPT:
+            raise VeilfedError(error.code, error.message, "Remove it and run `veilfed oracle fetch`.") from None
+        raise
 
 
 def version_of(files: Sequence[PackageFile], parameters: Mapping[str, object]) -> str:
