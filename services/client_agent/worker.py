@@ -195,7 +195,9 @@ class Worker:
         model = await self._fetch_model(math.prod(shape) * np.dtype(np.float32).itemsize)
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
         prepared = await self._prepare(spec)
-        self._act("training" if order.train else "evaluating")
+        activity = "training" if order.train else "evaluating"
+        self._act(activity)
+        log.info(activity, job=task.job_id, round=task.round)
         finished = await self._compute(
             partial(work.perform, prepared, self._folder, order, self._desk.gate.policy, self._stopped.is_set)
         )
