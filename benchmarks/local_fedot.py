@@ -10,6 +10,7 @@ The reference for what the services compute: the same job on the same embeddings
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from aggregator.strategies.fedot import CLASSIFIER, Fedot
+from aggregator.strategies import strategy_for
 from client_agent.data.config import DataConfig
 from client_agent.data.source import Samples, class_indices, load, split
-from client_agent.trainers import FedotState, FedotTrainer, evaluate, update_weight
+from client_agent.trainers import Method, State, Trainer, method_for
 from fm_oracle.models import registry
 from veilfed.demo.study import Cell, Transform, job_spec
 from veilfed.demo.tasks import Task
@@ -77,45 +78,42 @@ class Settings:
 class Run:
     """A finished job. `accuracies`: number of training rounds -> institution -> fraction, at the marks only.
 
-    An institution that trains evaluates with its own transform, the others with the identity.
+    An institution that trains evaluates with its private state, the others with the model alone.
     """
 
     accuracies: dict[int, dict[str, float]]
     model: Arrays
-    states: dict[str, FedotState]
+    states: dict[str, State]
 
 
 def run_job(spec: JobSpec, parts: Mapping[str, Part], marks: Collection[int]) -> Run:
     """All rounds of a job; accuracies of the models after `marks` rounds."""
-    strategy = Fedot(spec)
+    strategy, method = strategy_for(spec), method_for(spec.strategy)
     model = strategy.initial()
     trainers = {
-        name: FedotTrainer(spec.strategy, *parts[name].training, seed=spec.seed, institution=name)
-        for name in spec.cohort.train
+        name: Trainer(method, *parts[name].training, seed=spec.seed, institution=name) for name in spec.cohort.train
     }
-    states = {name: FedotState.initial(spec.strategy) for name in trainers}
+    states = {name: trainer.initial_state(model) for name, trainer in trainers.items()}
     accuracies = {}
     for number in range(spec.rounds + 1):
-        classifier = model[CLASSIFIER].astype(np.float32)
         if number in marks:
-            accuracies[number] = _accuracies(classifier, states, parts)
+            accuracies[number] = _accuracies(method, model, states, parts)
         if number == spec.rounds:
             break
         updates: list[tuple[float, Arrays]] = []
         for name, trainer in trainers.items():
-            trained, states[name] = trainer.train(classifier, states[name], number)
-            updates.append((update_weight(spec.strategy, len(parts[name].train)), {CLASSIFIER: trained}))
-        model = strategy.fold(updates)
+            update, states[name] = trainer.train(model, states[name], number)
+            updates.append((method.update_weight(len(parts[name].train)), update))
+        model = strategy.fold(updates, partial(dict, model))
     return Run(accuracies, model, states)
 
 
 def _accuracies(
-    classifier: NDArray[np.float32], states: Mapping[str, FedotState], parts: Mapping[str, Part]
+    method: Method[Any], model: Arrays, states: Mapping[str, State], parts: Mapping[str, Part]
 ) -> dict[str, float]:
     found = {}
     for name, part in parts.items():
-        transform = states[name].transform if name in states else None
-        correct, total = evaluate(classifier, transform, *part.evaluation)
+        correct, total = method.evaluate(model, states.get(name), *part.evaluation)
         found[name] = correct / total
     return found
 

@@ -273,8 +273,10 @@ class Engine:
         try:
             job = await self.job(job_id)
             inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
+            start = await self.run(partial(queries.round_model, job_id=job_id, number=number))
             try:
-                model = await asyncio.to_thread(lambda: self.artifacts.put_model(self._folded(job, number, inputs)))
+                folding = partial(self._folded, job, number, start, inputs)
+                model = await asyncio.to_thread(lambda: self.artifacts.put_model(folding()))
             except _Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
@@ -298,7 +300,8 @@ class Engine:
             raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
         return item.parameters
 
-    def _folded(self, job: Job, number: int, inputs: list[Input]) -> bytes:
+    def _folded(self, job: Job, number: int, start: str, inputs: list[Input]) -> bytes:
+        """The bytes of the next model; `start` is the SHA-256 of the one that the round started from."""
         damaged: list[str] = []
 
         def updates() -> Iterator[tuple[float, Arrays]]:
@@ -313,7 +316,7 @@ class Engine:
                     yield item.weight, arrays
 
         try:
-            return map_bytes(job.strategy.fold(updates()))
+            return map_bytes(job.strategy.fold(updates(), lambda: parse_map(self.artifacts.model(start))))
         finally:
             if damaged:
                 raise _Damaged(damaged)

@@ -48,10 +48,10 @@ def _check_tensor(name: str, array: NDArray[np.generic], shape: tuple[int, ...],
 
 
 def check_weight(weight: float, trains: bool, spec: JobSpec) -> None:
-    """The weight in the average; 0 for an evaluation. Raises VeilfedError(UPDATE_INVALID)."""
-    if not trains:
+    """The weight in the average; 0 where no tensors are sent. Raises VeilfedError(UPDATE_INVALID)."""
+    if not trains or not spec.strategy.update_shapes:
         if weight != 0:
-            raise _refuse("weight: an evaluation has the weight 0")
+            raise _refuse("weight: without parameters it is 0")
         return
     if not math.isfinite(weight) or weight <= 0:
         raise _refuse("weight: must be positive and finite")

@@ -106,7 +106,7 @@ class Intake:
         evaluations = gate.check_evaluations(update)
         institution, sha256, data = claim.identity.institution, "", None
         arrays = self._parameters(job, institution, update)
-        if trains:
+        if trains and job.strategy.shapes:
             if arrays is None:
                 raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
             gate.check_parameters(arrays, job.strategy.shapes, job.spec)
@@ -116,7 +116,7 @@ class Intake:
             else:
                 sha256 = self._keep(job.id, claim.round, institution, update, arrays)
         elif arrays is not None:
-            raise VeilfedError(Code.UPDATE_INVALID, "an evaluation has no parameters")
+            raise VeilfedError(Code.UPDATE_INVALID, "parameters: this task asks for none")
         return Taken(sha256, update.weight, evaluations, update.ledger_head, data)
 
     def _keep(self, job_id: str, number: int, institution: str, update: Update, arrays: Arrays) -> str:

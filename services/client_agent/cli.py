@@ -61,6 +61,7 @@ def _job(folder: Any, config: Any) -> dict[str, Any]:
         "name": spec.name,
         "strategy": spec.strategy.name,
         "classes": list(spec.strategy.classes),
+        "sends": sorted(spec.strategy.update_shapes),
         "train": spec.cohort.train,
         "evaluate": spec.cohort.evaluate,
         "role": "train" if institution in spec.cohort.train else "evaluate",

@@ -1,4 +1,4 @@
-"""`veilfed predict`: classifies new inputs with a job's classifier and the institution's own transform."""
+"""`veilfed predict`: classifies new inputs with a job's model and the institution's own private state."""
 
 import asyncio
 from pathlib import Path
@@ -73,8 +73,8 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
     from client_agent.oracle_client import connect_oracle  # noqa: PLC0415
     from client_agent.startup import load_agent_credentials, open_gate  # noqa: PLC0415
     from client_agent.state import StateFolder  # noqa: PLC0415
-    from client_agent.trainers import FedotState, probabilities  # noqa: PLC0415
-    from client_agent.work import classifier_of  # noqa: PLC0415
+    from client_agent.trainers import method_for  # noqa: PLC0415
+    from client_agent.work import model_of  # noqa: PLC0415
 
     torch.set_num_threads(config.threads)
     state = StateFolder(config.state)
@@ -84,8 +84,8 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
         raise VeilfedError(
             Code.NOT_FOUND, f"this institution has got no model of job {job} yet", "Wait for the job's first round."
         )
-    classifier = classifier_of(latest.model, strategy)
-    transform = FedotState.from_bytes(latest.state, strategy, f"job {job}").transform if latest.state else None
+    method, model = method_for(strategy), model_of(latest.model, strategy)
+    private = method.read_state(latest.state, f"job {job}") if latest.state else None
     credentials = load_agent_credentials(config)
     values: Any = [value for _, value in inputs]
     with open_gate(config, credentials, state.predictions_ledger) as gate:
@@ -93,7 +93,7 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
             if oracle.card.dimension != strategy.dimension:
                 raise VeilfedError(Code.INPUT_INVALID, "the oracle is not the one that the job was trained with")
             features = await embed(oracle, "text" if isinstance(values[0], str) else "image", values)
-    found = probabilities(classifier, transform, features, strategy.temperature)
+    found = method.probabilities(model, private, features)
     best = np.argmax(found, axis=1)
     return [
         {"input": name, "class": strategy.classes[index], "probability": round(float(row[index]), 6)}

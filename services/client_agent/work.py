@@ -1,7 +1,8 @@
-"""What an institution computes for a task: counts on its test split, and the trained classifier."""
+"""What an institution computes for a task: counts on its test split, and what it has trained."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +10,12 @@ from numpy.typing import NDArray
 from client_agent.data.source import Samples, class_indices, split
 from client_agent.egress import EgressPolicy
 from client_agent.state import Counts, Finished, JobFolder
-from client_agent.trainers import FedotState, FedotTrainer, evaluate, update_weight
+from client_agent.trainers import Method, State, Trainer, method_for
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import FedotStrategy, JobSpec
-from veilfed.wire.tensors import map_bytes, parse_map
+from veilfed.jobs import JobSpec, Strategy
+from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 
-__all__ = ["CLASSIFIER", "Order", "Prepared", "classifier_of", "perform", "prepare"]
-
-# The one tensor of a model and of an update.
-CLASSIFIER = "classifier"
+__all__ = ["Order", "Prepared", "model_of", "perform", "prepare"]
 
 Float = NDArray[np.float32]
 
@@ -37,7 +35,8 @@ class Prepared:
     """An institution's part in a job. Without a trainer it evaluates only."""
 
     spec: JobSpec
-    trainer: FedotTrainer | None
+    method: Method[Any]
+    trainer: Trainer | None
     train_samples: int
     test_features: Float
     test_labels: NDArray[np.int64]
@@ -51,23 +50,23 @@ def prepare(spec: JobSpec, institution: str, samples: Samples, features: Float, 
     strategy = spec.strategy
     labels = class_indices(samples.labels, strategy.classes)
     train, test = split(samples, strategy.classes, test_fraction, spec.seed)
-    trainer = None
+    method, trainer = method_for(strategy), None
     if institution in spec.cohort.train:
-        trainer = FedotTrainer(strategy, features[train], labels[train], seed=spec.seed, institution=institution)
-    return Prepared(spec, trainer, len(train), features[test], labels[test])
+        trainer = Trainer(method, features[train], labels[train], seed=spec.seed, institution=institution)
+    return Prepared(spec, method, trainer, len(train), features[test], labels[test])
 
 
-def classifier_of(model: bytes, strategy: FedotStrategy) -> Float:
-    """The classifier float32 [K, d] of a serialised model. Raises VeilfedError(PROTOCOL_VIOLATION)."""
-    arrays = parse_map(model)
-    shape = (len(strategy.classes), strategy.dimension)
-    array = arrays.get(CLASSIFIER)
-    if array is None or len(arrays) != 1 or array.shape != shape or array.dtype != np.float32:
-        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the model is not one classifier, float32 {list(shape)}")
-    classifier: Float = array.astype(np.float32)
-    if not np.isfinite(classifier).all():
-        raise VeilfedError(Code.PROTOCOL_VIOLATION, "the model is not finite")
-    return classifier
+def model_of(data: bytes, strategy: Strategy) -> Arrays:
+    """The tensors of a serialised model. Raises VeilfedError(PROTOCOL_VIOLATION) if they are not the method's."""
+    arrays, shapes = parse_map(data), strategy.model_shapes
+    if arrays.keys() != shapes.keys():
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the model has other tensors than {sorted(shapes)}")
+    for name, shape in shapes.items():
+        if arrays[name].shape != shape or arrays[name].dtype != np.float32:
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the model's {name} is not float32 {list(shape)}")
+        if not np.isfinite(arrays[name]).all():
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, "the model is not finite")
+    return arrays
 
 
 def perform(
@@ -89,17 +88,20 @@ def perform(
         )
     start = folder.before(order.round)
     before = start.state if start else b""
-    strategy = prepared.spec.strategy
-    classifier = classifier_of(order.model, strategy)
-    state = _state(before, strategy, f"job {folder.job_id}")
-    evaluations = _evaluate(prepared, classifier, state, policy)
+    method, trainer = prepared.method, prepared.trainer
+    model = model_of(order.model, prepared.spec.strategy)
+    state = None
+    if trainer is not None:
+        where = f"job {folder.job_id}"
+        state = method.read_state(before, where) if before else trainer.initial_state(model)
+    evaluations = _evaluate(prepared, model, state, policy)
     update, after, weight = b"", before, 0.0
     if order.train:
-        if prepared.trainer is None:
+        if trainer is None or state is None:
             raise VeilfedError(Code.TASK_INVALID, "the job's cohort does not list this institution for training")
-        trained, new = prepared.trainer.train(classifier, state, order.round, cancelled)
-        update, after = map_bytes({CLASSIFIER: trained}), new.to_bytes()
-        weight = update_weight(strategy, prepared.train_samples)
+        trained, new = trainer.train(model, state, order.round, cancelled)
+        update, after = map_bytes(trained), new.to_bytes()
+        weight = method.update_weight(prepared.train_samples)
     elif not evaluations:
         raise VeilfedError(Code.POLICY_DENIED, "the test split is too small for its counts to be given out")
     finished = Finished(
@@ -118,16 +120,12 @@ def perform(
     return finished
 
 
-def _state(data: bytes, strategy: FedotStrategy, where: str) -> FedotState:
-    return FedotState.from_bytes(data, strategy, where) if data else FedotState.initial(strategy)
-
-
-def _evaluate(prepared: Prepared, classifier: Float, state: FedotState, policy: EgressPolicy) -> tuple[Counts, ...]:
-    """Counts with the identity and, where the institution trains, with its own transform; none if not releasable."""
+def _evaluate(prepared: Prepared, model: Arrays, state: State | None, policy: EgressPolicy) -> tuple[Counts, ...]:
+    """Counts as a newcomer and, where the institution trains, with its private state; none if not releasable."""
     features, labels = prepared.test_features, prepared.test_labels
     if not policy.releases_count(len(labels)):
         return ()
-    counts = [Counts("global", *evaluate(classifier, None, features, labels))]
-    if prepared.trainer is not None:
-        counts.insert(0, Counts("personal", *evaluate(classifier, state.transform, features, labels)))
+    counts = [Counts("global", *prepared.method.evaluate(model, None, features, labels))]
+    if state is not None:
+        counts.insert(0, Counts("personal", *prepared.method.evaluate(model, state, features, labels)))
     return tuple(counts)

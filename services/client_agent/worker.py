@@ -17,9 +17,9 @@ from client_agent.coordinator_client import Session
 from client_agent.egress import EgressGate
 from client_agent.features import Features
 from client_agent.state import Finished, JobFolder
-from client_agent.work import CLASSIFIER, Order, Prepared
+from client_agent.work import Order, Prepared
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec
+from veilfed.jobs import JobSpec, Shapes
 from veilfed.logs import get_logger
 from veilfed.v1.aggregator_pb2 import TASK_KIND_EVALUATE, TASK_KIND_TRAIN, Evaluation, Task, TaskRefusal, Update
 from veilfed.wire.tensors import digest
@@ -185,14 +185,14 @@ class Worker:
             raise VeilfedError(
                 Code.TASK_INVALID, f"round {task.round} is not one of the {spec.rounds} that the job has"
             )
-        shape = (len(spec.strategy.classes), spec.strategy.dimension)
+        sent = spec.strategy.update_shapes if trains else {}
         self._desk.gate.expect(
             task.job_id,
-            {CLASSIFIER: (shape, np.float32)} if trains else {},
+            {name: (shape, np.float32) for name, shape in sent.items()},
             rounds=spec.rounds,
             max_weight=spec.fold.max_weight,
         )
-        model = await self._fetch_model(math.prod(shape) * np.dtype(np.float32).itemsize)
+        model = await self._fetch_model(spec.strategy.model_shapes)
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
         prepared = await self._prepare(spec)
         activity = "training" if order.train else "evaluating"
@@ -226,14 +226,16 @@ class Worker:
         if job not in self._desk.consented:
             self._desk.consented.add(job)
             how = "approved by the institution" if approved else "allowed by the policy"
-            self._desk.gate.note("consent", f"job {job}: {how}; specification {digest(self._task.spec_json.encode())}")
+            text = f"job {job}, {spec.strategy.name}: {how}; specification {digest(self._task.spec_json.encode())}"
+            self._desk.gate.note("consent", text)
 
-    async def _fetch_model(self, most: int) -> bytes:
-        """The model's bytes, from the task or in chunks; `most` is the length of its elements."""
+    async def _fetch_model(self, shapes: Shapes) -> bytes:
+        """The model's bytes, from the task or in chunks; not more than float32 tensors of these shapes have."""
         if self._task.WhichOneof("model") == "tensors":
             return self._task.tensors.SerializeToString(deterministic=True)
         if self._task.WhichOneof("model") == "artifact":
-            if self._task.artifact.size > most + FRAME_BYTES:
+            elements = sum(math.prod(shape) for shape in shapes.values())
+            if self._task.artifact.size > elements * np.dtype(np.float32).itemsize + FRAME_BYTES:
                 raise VeilfedError(Code.PROTOCOL_VIOLATION, "a model that is longer than the job's")
             session = await self._desk.link.get()
             return await session.download(self._task.job_id, self._task.artifact, self._model)

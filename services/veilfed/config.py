@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from veilfed.errors import Code, VeilfedError
 
@@ -73,19 +74,21 @@ def parse_yaml(text: str, where: str, code: Code = Code.CONFIG_INVALID) -> Any:
     return _compose(text, where, code)[1]
 
 
-def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int | None:
-    """The line (from 1) of the deepest part of `location` that the document has."""
-    line = None
-    for part in location:
+def _found(node: yaml.Node | None, problem: ErrorDetails) -> tuple[int | None, str]:
+    """(line, key) of a problem: the line (from 1) of its deepest part that the document has, the key as it is there."""
+    line, keys = None, []
+    for part in problem["loc"]:
         if isinstance(node, yaml.MappingNode):
             pairs = [(key, value) for key, value in node.value if key.value == part]
-            if not pairs:
+            if not pairs and not (problem["type"] == "missing" and part == problem["loc"][-1]):
                 continue  # the tag of a union is not a key of the document
-            line, node = pairs[0][0].start_mark.line + 1, pairs[0][1]
+            if pairs:
+                line, node = pairs[0][0].start_mark.line + 1, pairs[0][1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
             line = node.start_mark.line + 1
-    return line
+        keys.append(str(part))
+    return line, ".".join(keys) or "(document)"
 
 
 def validate(model: type[Model], text: str, where: str, code: Code = Code.CONFIG_INVALID) -> Model:
@@ -102,8 +105,7 @@ def validate(model: type[Model], text: str, where: str, code: Code = Code.CONFIG
     except ValidationError as error:
         problems = []
         for problem in error.errors(include_url=False, include_input=False, include_context=False):
-            key = ".".join(str(part) for part in problem["loc"]) or "(document)"
-            line = _line_of(node, problem["loc"])
+            line, key = _found(node, problem)
             problems.append(f"{f'line {line}: ' if line else ''}{key}: {problem['msg']}")
         raise VeilfedError(code, f"{where}: " + "; ".join(problems)) from None
 

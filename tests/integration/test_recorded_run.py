@@ -13,7 +13,7 @@ from client_agent.data.config import VaderConfig
 from client_agent.data.source import load
 from client_agent.egress.rules import COORDINATOR
 from client_agent.state import Finished
-from client_agent.trainers.state import FedotState
+from client_agent.trainers import State, method_for
 from fm_oracle.models.minilm import WEIGHTS
 from tests.support.recorded import Message, read_recording, recording_command
 from veilfed.demo.federation import Federation
@@ -103,16 +103,16 @@ def found(pieces: list[bytes], messages: list[Message]) -> set[tuple[str, str, s
     return {(m.recorder, m.method, m.direction) for m in messages if any(piece in m.data for piece in pieces)}
 
 
-def private_states(run: Run) -> list[FedotState]:
-    strategy = job_spec(TASK, Cell("movies", 50, "orthogonal"), 1).strategy
+def private_states(run: Run) -> list[State]:
+    method = method_for(job_spec(TASK, Cell("movies", 50, "orthogonal"), 1).strategy)
     files = sorted((run.workspace.folder / "institutions").glob("*/agent/state/jobs/*/round-0.bin"))
     finished = [Finished.from_bytes(file.read_bytes(), str(file)) for file in files]
-    return [FedotState.from_bytes(one.state, strategy) for one in finished if one.trained]
+    return [method.read_state(one.state) for one in finished if one.trained]
 
 
-def formed_transform(state: FedotState) -> NDArray[np.float64]:
+def formed_transform(state: State) -> NDArray[np.float64]:
     """w_l, block by block, formed plainly."""
-    raw = state.transform.astype(np.float64)
+    raw = state.tensors["transform"].astype(np.float64)
     skew = (raw - raw.transpose(0, 2, 1)) / 2
     identity = np.eye(raw.shape[1])
     return np.asarray((identity + skew) @ np.linalg.inv(identity - skew))
@@ -139,8 +139,8 @@ def test_no_transform_occurs_in_any_message(run: Run) -> None:
     states = private_states(run)
     assert len(states) == 2
     for state in states:
-        assert np.abs(state.transform).max() > 1e-3, "the transform was trained"
-        for secret in (state.transform, formed_transform(state), state.transform_mean):
+        assert np.abs(state.tensors["transform"]).max() > 1e-3, "the transform was trained"
+        for secret in (state.tensors["transform"], formed_transform(state), state.means["transform"]):
             pieces = list(windows(secret))
             assert len(pieces) > 50
             assert found(pieces, run.messages) == set()
@@ -180,7 +180,7 @@ def test_the_search_finds_what_is_there(run: Run) -> None:
     update = next((run.workspace.folder / "institutions").glob("*/agent/state/jobs/*/round-0.bin"))
     trained = Finished.from_bytes(update.read_bytes(), str(update)).update
     assert found([trained[-WINDOW:]], run.messages)
-    planted = Message("planted", "", "Work", "out", b"x" + private_states(run)[0].transform.tobytes())
-    assert found(list(windows(private_states(run)[0].transform)), [*run.messages, planted]) == {
+    planted = Message("planted", "", "Work", "out", b"x" + private_states(run)[0].tensors["transform"].tobytes())
+    assert found(list(windows(private_states(run)[0].tensors["transform"])), [*run.messages, planted]) == {
         ("planted", "Work", "out")
     }

@@ -5,7 +5,7 @@ import csv
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import yaml
@@ -17,6 +17,7 @@ from fm_oracle.server import service
 from tests.support.identities import Federation
 from tests.support.processes import Process, veilfed
 from veilfed.identity.material import load_credentials
+from veilfed.jobs import StrategyName
 from veilfed.rpc.server import create_server
 from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
 
@@ -111,7 +112,7 @@ def agent_config(
         },
         "data": {"source": "table", "path": str(folder / "data.csv")},
         "state": str(folder / "state"),
-        "policy": {"consent": "allow"},
+        "policy": {"consent": "allow", "strategies": list(get_args(StrategyName))},
         **settings,
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,7 @@ from client_agent.data.source import Samples
 from client_agent.egress import EgressPolicy
 from client_agent.oracle_client import _batches
 from client_agent.state import JobFolder
-from client_agent.trainers import FedotState
-from client_agent.work import Order, Prepared, classifier_of, perform, prepare
+from client_agent.work import Order, Prepared, model_of, perform, prepare
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.wire.tensors import digest, map_bytes, parse_map
@@ -83,9 +82,8 @@ def test_a_round_starts_from_the_round_before(folder: JobFolder, tmp_path: Path)
     prepared = make()
     perform(prepared, folder, order(0), POLICY, never)
     second = perform(prepared, folder, order(1, seed=1), POLICY, never)
-    strategy = prepared.spec.strategy
     assert second.previous == 0
-    assert FedotState.from_bytes(second.state, strategy).last_round == 1
+    assert prepared.method.read_state(second.state).last_round == 1
     # Another model of the same round: trained from the state before it, not on top of the first result.
     other = perform(prepared, folder, order(1, seed=2), POLICY, never)
     assert other.update != second.update
@@ -161,7 +159,7 @@ def test_a_damaged_state_is_not_trained_on(folder: JobFolder) -> None:
 )
 def test_models_that_are_not_the_job_s(arrays: dict[str, Any]) -> None:
     strategy = make().spec.strategy
-    refused(Code.PROTOCOL_VIOLATION, lambda: classifier_of(map_bytes(arrays), strategy))
+    refused(Code.PROTOCOL_VIOLATION, lambda: model_of(map_bytes(arrays), strategy))
 
 
 def test_an_update_is_one_classifier(folder: JobFolder) -> None:

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from aggregator import gate
-from aggregator.strategies import Fedot, strategy_for
+from aggregator.strategies import Strategy, strategy_for
 from tests.support.aggregators import job_spec
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
@@ -33,14 +33,20 @@ def weighted() -> JobSpec:
     return spec(strategy={"weighting": "samples"}, fold={"max_weight": 1e5})
 
 
-def fedot(job: JobSpec) -> Fedot:
+def fedot(job: JobSpec) -> Strategy:
     return strategy_for(job)
+
+
+def nothing() -> Arrays:
+    raise AssertionError("an average does not need the model before it")
 
 
 @given(st.lists(st.tuples(st.integers(1, 100_000), MODELS), min_size=1, max_size=4), st.randoms())
 def test_any_order_gives_the_same_bytes(updates: list[tuple[int, NDArray[Any]]], shuffler: random.Random) -> None:
     def folded(ordered: list[tuple[int, NDArray[Any]]]) -> bytes:
-        return map_bytes(fedot(weighted()).fold((float(weight), {"classifier": model}) for weight, model in ordered))
+        return map_bytes(
+            fedot(weighted()).fold(((float(weight), {"classifier": model}) for weight, model in ordered), nothing)
+        )
 
     shuffled = list(updates)
     shuffler.shuffle(shuffled)
@@ -49,7 +55,9 @@ def test_any_order_gives_the_same_bytes(updates: list[tuple[int, NDArray[Any]]],
 
 @given(st.lists(st.tuples(st.integers(1, 100_000), MODELS), min_size=1, max_size=4))
 def test_the_fold_is_the_weighted_mean(updates: list[tuple[int, NDArray[Any]]]) -> None:
-    folded = fedot(weighted()).fold((float(weight), {"classifier": model}) for weight, model in updates)["classifier"]
+    folded = fedot(weighted()).fold(((float(weight), {"classifier": model}) for weight, model in updates), nothing)[
+        "classifier"
+    ]
     assert folded.dtype == np.float32
     total = sum(weight for weight, _ in updates)
     for index in np.ndindex(2, 4):
@@ -60,28 +68,26 @@ def test_the_fold_is_the_weighted_mean(updates: list[tuple[int, NDArray[Any]]]) 
 
 def test_nothing_to_fold() -> None:
     with pytest.raises(VeilfedError, match="nothing to average"):
-        fedot(spec()).fold([])
+        fedot(spec()).fold([], nothing)
 
 
 def test_the_largest_sum_that_the_job_allows_does_not_wrap() -> None:
     job = spec(fold={"fraction_bits": 48, "max_abs": 8000.0, "max_norm": 1e6})
     largest = np.full((2, 4), 8000, dtype=np.float32)
-    folded = fedot(job).fold((1.0, {"classifier": sign * largest}) for sign in (1, 1, 1, 1))["classifier"]
+    folded = fedot(job).fold(((1.0, {"classifier": sign * largest}) for sign in (1, 1, 1, 1)), nothing)["classifier"]
     assert np.array_equal(folded, largest)
 
 
 def test_a_large_fold_needs_little_more_than_its_sum_and_one_update() -> None:
-    shape = (3, 700_001)  # several blocks, the last one not full
-    job = spec(
-        strategy={"classes": ["a", "b", "c"], "dimension": 65_536, "weighting": "samples"}, fold={"max_weight": 9}
-    )
-    made = fedot(job)
-    made._shape = shape  # larger than a job's, so that the arrays outweigh everything else
+    # Larger than one block several times over, and the last one not full.
+    classes = [f"class {number}" for number in range(35)]
+    job = spec(strategy={"classes": classes, "dimension": 60_001, "weighting": "samples"}, fold={"max_weight": 9})
+    made, shape = fedot(job), (35, 60_001)
     models = [np.random.default_rng(seed).standard_normal(shape).astype(np.float32) for seed in (1, 2)]
     updates: list[tuple[float, Arrays]] = [(1.0, {"classifier": models[0]}), (3.0, {"classifier": models[1]})]
     tracemalloc.start()
     try:
-        folded = np.asarray(made.fold(updates)["classifier"], dtype=np.float32)
+        folded = np.asarray(made.fold(updates, nothing)["classifier"], dtype=np.float32)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

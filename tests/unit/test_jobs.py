@@ -34,7 +34,7 @@ def test_a_job_survives_its_own_json() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"strategy__name": "unknown"}, "strategy.name"),
+        ({"strategy__name": "unknown"}, "strategy: .*'name'.*'fedot'"),
         ({"strategy__blocks": 3}, "must divide"),
         ({"strategy__classes": ["a"]}, "strategy.classes"),
         ({"strategy__classes": ["a", "a"]}, "distinct"),
@@ -43,7 +43,7 @@ def test_a_job_survives_its_own_json() -> None:
         ({"cohort__evaluate": ["one"]}, "once only"),
         ({"cohort__train": ["Not A Label"]}, "cohort.train.0"),
         ({"quorum": 3}, "quorum"),
-        ({"rounds": 0}, "rounds"),
+        ({"rounds": -1}, "rounds"),
         ({"rounds": 10**9}, "rounds"),
         ({"fold__fraction_bits": 48, "fold__max_abs": 1e9}, "overflow"),
         ({"fold__max_weight": 10.0}, "max_weight"),

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select
 
 from aggregator.rounds.records import Effects
 from aggregator.store.schema import EVENTS, JobRow
-from aggregator.strategies import Fedot, strategy_for
+from aggregator.strategies import Strategy, strategy_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation
@@ -25,7 +25,7 @@ class Job:
     id: str
     spec: JobSpec
     spec_json: str
-    strategy: Fedot
+    strategy: Strategy
 
 
 def kept_spec(job_id: str, spec_json: str) -> JobSpec:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from veilfed.config import Strict
 from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import StrategyName
 
 __all__ = ["ACTIVITIES", "EgressPolicy", "Purpose"]
 
@@ -36,7 +37,9 @@ class EgressPolicy(Strict):
     consent: Literal["ask", "allow"] = Field(
         "ask", description="ask: each job needs `veilfed agent approve`; allow: jobs of the listed strategies run"
     )
-    strategies: list[str] = Field(["fedot"], description="jobs of other strategies are refused, approved or not")
+    strategies: list[StrategyName] = Field(
+        ["fedot"], description="jobs of other strategies are refused, approved or not"
+    )
     purposes: list[Purpose] = Field(list(Purpose), description="messages of other purposes are refused")
     min_evaluation_samples: int = Field(20, ge=1, description="a count over fewer samples is not given out")
     max_tensor_elements: int = Field(50_000_000, ge=1, description="of all tensors of one update together")

@@ -1,15 +1,34 @@
-"""What an institution trains, on its cached embeddings alone: no data, no network and no foundation model in here.
+"""What an institution computes, on its cached embeddings alone: no data, no network and no foundation model in here.
 
-FedotTrainer(strategy, features, labels, *, seed, institution)
-    .train(classifier, state, round_number, cancelled=...) -> (classifier, state)
-FedotState      .initial(strategy), .to_bytes(), .from_bytes(data, strategy), .save(path), .load(path, strategy);
-                .transform is X [r, m, m], .last_round the round that was trained last
-evaluate(classifier, transform, features, labels) -> (correct, total)
-probabilities(classifier, transform, features, temperature) -> [n, K]
-update_weight(strategy, samples) -> float
+method_for(strategy) -> Method           the method that a job names (client_agent.trainers.method)
+    .trainer(features, labels, seed=, institution=) -> Trainer
+        .initial_state(model) -> State                                  before the first round
+        .train(model, state, round_number, cancelled) -> (update, state)
+    .evaluate(model, state, features, labels) -> (right answers, samples)     state: None for a newcomer
+    .probabilities(model, state, features) -> [n, K]
+    .read_state(data, where) -> State                                   of state.to_bytes()
+    .update_weight(samples) -> float
+
+`model` and `update` are named float32 arrays as on the wire: strategy.model_shapes and strategy.update_shapes.
 """
 
-from client_agent.trainers.fedot import FedotTrainer, evaluate, probabilities, update_weight
-from client_agent.trainers.state import FedotState
+from typing import Any
 
-__all__ = ["FedotState", "FedotTrainer", "evaluate", "probabilities", "update_weight"]
+from client_agent.trainers.all_local import AllLocal
+from client_agent.trainers.fedot import Fedot
+from client_agent.trainers.method import Method
+from client_agent.trainers.state import State
+from client_agent.trainers.training import Trainer
+from veilfed.jobs import Strategy, StrategyName
+
+__all__ = ["METHODS", "Method", "State", "Trainer", "method_for"]
+
+METHODS: dict[StrategyName, type[Method[Any]]] = {
+    "fedot": Fedot,
+    "all-local": AllLocal,
+}
+
+
+def method_for(strategy: Strategy) -> Method[Any]:
+    """The method that a job names."""
+    return METHODS[strategy.name](strategy)

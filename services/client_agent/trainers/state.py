@@ -1,100 +1,91 @@
-"""The private state of one institution in one FEDOT job: what it keeps between rounds and never gives away.
+"""The private state of one institution in one job: what it keeps between rounds and never gives away.
 
-FedotState.initial(strategy) -> state      of an institution that has trained no round (X = 0: the identity)
-state.to_bytes() -> bytes                  equal states have equal bytes
-FedotState.from_bytes(data, strategy)      raises STATE_CORRUPT
-state.save(path) / FedotState.load(path, strategy)     one file, atomic, mode 0600
+state.to_bytes() -> bytes                equal states have equal bytes
+State.from_bytes(data, like, where)      raises STATE_CORRUPT
+State.zeros(private, trained)            of tensors with these shapes
 """
 
 import hashlib
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.files import write_atomic
-from veilfed.jobs import FedotStrategy
+from veilfed.jobs import Shapes
 from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 
-__all__ = ["FedotState", "transform_shape"]
+__all__ = ["State"]
 
-_MAGIC = b"veilfed fedot state 1\n"
+_MAGIC = b"veilfed private state 1\n"
 _DIGEST_BYTES = 32
-
-Array = NDArray[np.float32]
-
-
-def transform_shape(strategy: FedotStrategy) -> tuple[int, int, int]:
-    """Shape [r, m, m] of X; r = 0 for `transform: identity`, which has none."""
-    side = strategy.dimension // strategy.blocks
-    return (strategy.blocks if strategy.transform == "orthogonal" else 0, side, side)
+# Endings of the names of Adam's moments in the bytes.
+_MEAN, _SQUARE = "_mean", "_square"
 
 
 @dataclass(frozen=True, eq=False)
-class FedotState:
-    """All arrays float32. `mean` and `square` are Adam's running moments of the gradient.
+class State:
+    """All arrays float32, by the name of their tensor.
 
     Nothing random is kept: the order of batches follows from seed, institution and round.
     """
 
-    transform: Array  # X [r, m, m]
-    transform_mean: Array  # [r, m, m]
-    transform_square: Array  # [r, m, m]
-    classifier_mean: Array  # [K, d]
-    classifier_square: Array  # [K, d]
+    tensors: Arrays  # the private tensors, such as X
+    means: Arrays  # Adam's running means of the gradient, of each trained tensor, private or shared
+    squares: Arrays  # and of its square
     steps: int  # batches trained so far, Adam's t
     last_round: int  # the round that was trained last, -1 before the first
 
     @classmethod
-    def initial(cls, strategy: FedotStrategy) -> Self:
-        """The state before the first round."""
-        transform = np.zeros(transform_shape(strategy), np.float32)
-        classifier = np.zeros((len(strategy.classes), strategy.dimension), np.float32)
-        return cls(transform, transform, transform, classifier, classifier, steps=0, last_round=-1)
+    def zeros(cls, private: Shapes, trained: Shapes) -> Self:
+        """A state that has trained no round; every tensor is zero."""
+        moments = _zeros(trained)
+        return cls(_zeros(private), moments, moments, steps=0, last_round=-1)
 
     def to_bytes(self) -> bytes:
         """A digest and the arrays in the wire's form: no code in it, and a changed byte is found."""
-        arrays: Arrays = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
-        body = map_bytes(arrays)
+        body = map_bytes(self._arrays())
         return _MAGIC + hashlib.sha256(body).digest() + body
 
+    def _arrays(self) -> Arrays:
+        """Everything by distinct names."""
+        return {
+            **self.tensors,
+            **{name + _MEAN: array for name, array in self.means.items()},
+            **{name + _SQUARE: array for name, array in self.squares.items()},
+            "steps": np.asarray(self.steps),
+            "last_round": np.asarray(self.last_round),
+        }
+
     @classmethod
-    def from_bytes(cls, data: bytes, strategy: FedotStrategy, where: str = "state") -> Self:
-        """Raises VeilfedError(STATE_CORRUPT) that names `where`: damaged, or of a job with other shapes."""
+    def from_bytes(cls, data: bytes, like: "State", where: str = "state") -> Self:
+        """Raises VeilfedError(STATE_CORRUPT) that names `where`: damaged, or of other shapes than those of `like`."""
         start = len(_MAGIC) + _DIGEST_BYTES
         body = data[start:]
         if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-            raise VeilfedError(Code.STATE_CORRUPT, f"{where}: not a whole state of FEDOT")
+            raise VeilfedError(Code.STATE_CORRUPT, f"{where}: not a whole private state")
         try:
             arrays = parse_map(body)
         except VeilfedError:
-            raise VeilfedError(Code.STATE_CORRUPT, f"{where}: not a state of FEDOT") from None
-        _check(arrays, cls.initial(strategy), where)
-        counts = {name: int(arrays.pop(name)) for name in ("steps", "last_round")}
-        return cls(**arrays, **counts)  # type: ignore[arg-type]
-
-    def save(self, path: Path) -> None:
-        """Replaces the file in one step; it is readable by its owner alone. Raises VeilfedError(FILE_UNUSABLE)."""
-        write_atomic(path, self.to_bytes())
-
-    @classmethod
-    def load(cls, path: Path, strategy: FedotStrategy) -> Self:
-        """Raises VeilfedError(FILE_UNUSABLE or STATE_CORRUPT)."""
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
-        return cls.from_bytes(data, strategy, str(path))
+            raise VeilfedError(Code.STATE_CORRUPT, f"{where}: not a private state") from None
+        _check(arrays, like._arrays(), where)
+        return cls(
+            {name: arrays[name] for name in like.tensors},
+            {name: arrays[name + _MEAN] for name in like.means},
+            {name: arrays[name + _SQUARE] for name in like.squares},
+            steps=int(arrays["steps"]),
+            last_round=int(arrays["last_round"]),
+        )
 
 
-def _check(arrays: Arrays, like: FedotState, where: str) -> None:
-    """The arrays are those of a state with the shapes and dtypes of `like`, finite, and the counts are possible."""
-    expected = {field.name: np.asarray(getattr(like, field.name)) for field in fields(like)}
+def _zeros(shapes: Shapes) -> Arrays:
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+
+def _check(arrays: Arrays, expected: Arrays, where: str) -> None:
+    """The arrays have the names, shapes and dtypes of those expected, are finite, and the counts are possible."""
     if arrays.keys() != expected.keys():
-        raise VeilfedError(Code.STATE_CORRUPT, f"{where}: other parts than those of a state of FEDOT")
+        raise VeilfedError(Code.STATE_CORRUPT, f"{where}: other parts than those that the job needs")
     for name, array in arrays.items():
         wanted = expected[name]
         if array.shape != wanted.shape or array.dtype != wanted.dtype:

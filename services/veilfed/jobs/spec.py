@@ -1,46 +1,19 @@
-"""The specification of a job: what an administrator submits, the aggregator runs and an agent consents to."""
+"""The parts of a job that all methods share: cohort, rounds, the limits of the fold."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from veilfed.config import Strict, validate
 from veilfed.errors import Code
 from veilfed.identity.names import LABEL
+from veilfed.jobs.strategies import Strategy
 
-__all__ = ["Cohort", "FedotStrategy", "Fold", "JobSpec", "parse_job"]
+__all__ = ["Cohort", "Fold", "JobSpec", "parse_job"]
 
 MAX_COHORT = 10_000
 
 Name = Annotated[str, Field(pattern=rf"^{LABEL}$")]
-
-
-class FedotStrategy(Strict):
-    """FEDOT (CVPR 2026): a shared classifier w_g that is averaged, a private orthogonal transform per client.
-
-    `transform: identity` is plain averaging of the classifier: the baseline.
-    """
-
-    name: Literal["fedot"]
-    classes: list[Annotated[str, Field(min_length=1, max_length=100)]] = Field(min_length=2, max_length=100_000)
-    dimension: int = Field(ge=2, le=65_536, description="d, the length of an embedding")
-    transform: Literal["orthogonal", "identity"] = "orthogonal"
-    blocks: int = Field(1, ge=1, description="r: diagonal blocks of the transform; 1 is plain FEDOT, more is FEDOT(+B)")
-    temperature: float = Field(20.0, gt=0, le=1000, description="tau")
-    init_norm: float = Field(0.1, gt=0, le=100, description="norm of the rows of w_g at the start")
-    epochs: int = Field(1, ge=1, le=1000, description="E, passes over the training split in a round")
-    batch_size: int = Field(64, ge=1, le=65_536)
-    classifier_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for w_g")
-    transform_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for X")
-    weighting: Literal["uniform", "samples"] = Field("uniform", description="uniform is the paper's mean")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.dimension % self.blocks:
-            raise ValueError(f"blocks ({self.blocks}) must divide dimension ({self.dimension})")
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError("classes must be distinct")
-        return self
 
 
 class Cohort(Strict):
@@ -72,9 +45,9 @@ class JobSpec(Strict):
     """A whole job. Validated on submission, and again by each agent."""
 
     name: Name
-    strategy: FedotStrategy
+    strategy: Strategy
     cohort: Cohort
-    rounds: int = Field(ge=1, le=100_000)
+    rounds: int = Field(ge=0, le=100_000, description="training rounds; with none, the first model is evaluated")
     quorum: int = Field(ge=1, description="updates without which a round fails")
     deadline_seconds: float = Field(3600, gt=0, le=30 * 86_400, description="a round closes at the latest after this")
     grace_seconds: float = Field(60, ge=0, le=30 * 86_400, description="wait for the others after the quorum")

@@ -1,0 +1,61 @@
+"""The mean of what the institutions send, such as FEDOT's classifiers w_g (CVPR 2026). Private tensors never come here.
+
+w_g <- sum_i weight_i w_g^i / sum_i weight_i
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.strategies.base import Strategy
+from veilfed import ring
+from veilfed.errors import Code, VeilfedError
+from veilfed.wire.tensors import Arrays
+
+__all__ = ["Averaging"]
+
+# Elements that are folded at a time: intermediate arrays stay small.
+BLOCK = 2**18
+
+
+class Averaging(Strategy):
+    """Averages each tensor of the updates; tensors of the model that no update has stay as they are."""
+
+    def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
+        """The weighted mean of each tensor.
+
+        Each term is rounded to the job's fixed point and added in the ring, so the result is the same, bit for bit,
+        in every order of the updates. Memory is that of the sum (two models) and of one update, whatever their
+        number. Raises VeilfedError(INPUT_INVALID) when there are none.
+        """
+        bits = self.spec.fold.fraction_bits
+        totals = {name: ring.zeros((math.prod(shape),)) for name, shape in self.shapes.items()}
+        weights = ring.zeros(())
+        for weight, arrays in updates:
+            for name, total in totals.items():
+                _accumulate(total, arrays[name].reshape(-1), weight, bits)
+            ring.add(weights, ring.encode(np.asarray(weight, dtype=np.float64), bits))
+        divisor = float(ring.decode(weights, bits))
+        if divisor <= 0:
+            raise VeilfedError(Code.INPUT_INVALID, "nothing to average: the weights sum to zero")
+        means: Arrays = {name: _mean(totals[name], divisor, bits).reshape(shape) for name, shape in self.shapes.items()}
+        fixed = self.spec.strategy.model_shapes.keys() - self.shapes.keys()
+        return means | {name: current()[name] for name in sorted(fixed)}
+
+
+def _accumulate(total: ring.Ring, values: NDArray[np.generic], weight: float, bits: int) -> None:
+    """total += weight * values, both flat, block by block."""
+    for start in range(0, total.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        ring.add(total[block], ring.encode(values[block].astype(np.float64) * weight, bits))
+
+
+def _mean(total: ring.Ring, divisor: float, bits: int) -> NDArray[np.float32]:
+    """total / divisor, flat, block by block."""
+    mean = np.empty(total.size, dtype=np.float32)
+    for start in range(0, total.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        mean[block] = ring.decode(total[block], bits) / divisor
+    return mean

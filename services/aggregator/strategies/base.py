@@ -1,0 +1,78 @@
+"""What every strategy is: the first model, who trains when, and how the updates of a round become the next model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import CLASSIFIER, JobSpec, Shapes
+from veilfed.wire.tensors import Arrays
+
+__all__ = ["Strategy"]
+
+
+class Strategy(ABC):
+    """One job's strategy. All tensors are float32."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of each tensor of an update; without any, institutions send counts alone."""
+        return self.spec.strategy.update_shapes
+
+    @property
+    def model_bytes(self) -> int:
+        """Bound on the bytes of a model, and of an update, as a serialised TensorMap."""
+        return max(_bytes(self.spec.strategy.model_shapes), _bytes(self.shapes))
+
+    def initial(self, class_vectors: NDArray[np.float32] | None = None) -> Arrays:
+        """Model 0. `class_vectors` [K, d] where the job says `initial: class_vectors`, else None.
+
+        Raises VeilfedError(JOB_INVALID) where they are missing, unasked for, or of another shape.
+        """
+        return {CLASSIFIER: self._first_classifier(class_vectors)}
+
+    def _first_classifier(self, class_vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """Rows of normal deviates or the class vectors, each scaled to the norm init_norm; the same for one seed."""
+        strategy = self.spec.strategy
+        if (class_vectors is not None) != (strategy.initial == "class_vectors"):
+            which = "needs class vectors" if class_vectors is None else "takes no class vectors"
+            raise VeilfedError(Code.JOB_INVALID, f"job: strategy.initial is {strategy.initial}, which {which}")
+        if class_vectors is None:
+            generator = np.random.Generator(np.random.PCG64(self.spec.seed))
+            rows = generator.standard_normal(strategy.classifier_shape)
+        else:
+            rows = _checked(class_vectors, strategy.classifier_shape).astype(np.float64)
+        rows *= strategy.init_norm / np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows.astype(np.float32)
+
+    def trains(self, institution: str, round_number: int) -> bool:
+        """Whether an institution trains in a round; if not, it evaluates. The closing round evaluates only."""
+        return round_number < self.spec.rounds and institution in self.spec.cohort.train
+
+    @abstractmethod
+    def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
+        """The next model, of (weight, tensors) of each institution and, where it is asked for, the current model.
+
+        The result is the same, bit for bit, in every order of the updates.
+        """
+
+
+def _bytes(shapes: Shapes) -> int:
+    return sum(4 * int(np.prod(shape)) + len(name) + 256 for name, shape in shapes.items())
+
+
+def _checked(vectors: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Raises VeilfedError(JOB_INVALID) unless the vectors are float32 of this shape, finite, and none is zero."""
+    if vectors.shape != shape or vectors.dtype != np.float32:
+        raise VeilfedError(
+            Code.JOB_INVALID,
+            f"class vectors: expected float32 {list(shape)}, got {vectors.dtype} {list(vectors.shape)}",
+        )
+    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+        raise VeilfedError(Code.JOB_INVALID, "class vectors: not finite, or one of them is zero")
+    return vectors

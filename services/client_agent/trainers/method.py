@@ -1,0 +1,113 @@
+"""What every method is at an institution: which tensors it trains, which stay private, how it transforms embeddings.
+
+    p = softmax(tau w_g z),   z = f(h) / ||f(h)||
+
+with a classifier w_g [K, d] and a transformation f of the embedding h that is the method's own.
+"""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_agent.trainers.inputs import Float, Labels, check_labels, checked, normalised
+from client_agent.trainers.state import State
+from veilfed.jobs import CLASSIFIER, Shapes, StrategySpec
+from veilfed.wire.tensors import Arrays
+
+__all__ = ["Method", "Tensors"]
+
+Spec = TypeVar("Spec", bound=StrategySpec)
+Tensors = Mapping[str, Tensor]
+
+_CHUNK = 1024  # rows evaluated at once: bounds memory
+
+
+class Method(Generic[Spec]):
+    """One method with a job's parameters. The base is plain averaging: f is the identity, nothing is private."""
+
+    def __init__(self, strategy: Spec) -> None:
+        self.strategy = strategy
+
+    # What a method says.
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Adam's rate of each tensor that is trained; others of the model stay as they are."""
+        return {CLASSIFIER: self.strategy.classifier_rate}
+
+    @property
+    def private_shapes(self) -> Shapes:
+        """Name and shape of each tensor that stays with the institution; it goes before one of the model."""
+        return {}
+
+    def first_private(self, model: Arrays, random: np.random.Generator) -> Arrays:
+        """The private tensors of an institution that has trained no round."""
+        return _zeros(self.private_shapes)
+
+    def transformed(self, tensors: Tensors, h: Tensor) -> Tensor:
+        """z [n, d] of rows h of length 1. Of a newcomer, `tensors` has no private ones."""
+        return h
+
+    def update(self, tensors: Tensors, h: Tensor, labels: Tensor) -> Arrays:
+        """What is sent after a round: of all tensors as trained, and of the training split."""
+        return {name: array_of(tensors[name]) for name in self.strategy.update_shapes}
+
+    # What follows from that.
+
+    def logits(self, tensors: Tensors, h: Tensor) -> Tensor:
+        """tau w_g z: [n, K]."""
+        return self.strategy.temperature * (self.transformed(tensors, h) @ tensors[CLASSIFIER].T)
+
+    def evaluate(self, model: Arrays, state: State | None, features: Float, labels: Labels) -> tuple[int, int]:
+        """(right answers, samples). Without a state as a newcomer: with the model alone.
+
+        Raises VeilfedError(DATA_INVALID or INPUT_INVALID) for what does not fit together.
+        """
+        check_labels(labels, len(features), len(self.strategy.classes))
+        guesses = self._all_logits(model, state, features).argmax(dim=1).numpy()
+        return int((guesses == labels).sum()), len(labels)
+
+    def probabilities(self, model: Arrays, state: State | None, features: Float) -> Float:
+        """The probability of each class for each row of `features`: [n, K]. Errors as in `evaluate`."""
+        return array_of(torch.softmax(self._all_logits(model, state, features), dim=1))
+
+    @torch.no_grad()
+    def _all_logits(self, model: Arrays, state: State | None, features: Float) -> Tensor:
+        tensors = self.tensors(model, state)
+        h = normalised(features, self.strategy.dimension)
+        return torch.cat([self.logits(tensors, chunk) for chunk in torch.split(h, _CHUNK)])
+
+    def tensors(self, model: Arrays, state: State | None) -> dict[str, Tensor]:
+        """Copies of the model's tensors, with the private ones before them. Raises VeilfedError(INPUT_INVALID)."""
+        arrays = dict(checked(model, self.strategy.model_shapes))
+        if state is not None:
+            arrays |= checked(state.tensors, self.private_shapes)
+        return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+    def update_weight(self, samples: int) -> float:
+        """The weight of an update that was trained on so many samples; 0 if it has no tensors."""
+        if not self.strategy.update_shapes:
+            return 0.0
+        return float(samples) if self.strategy.weighting == "samples" else 1.0
+
+    def zero_state(self) -> State:
+        """A state with the names and shapes of the method's."""
+        shapes = {**self.strategy.model_shapes, **self.private_shapes}
+        return State.zeros(self.private_shapes, {name: shapes[name] for name in self.rates})
+
+    def read_state(self, data: bytes, where: str = "state") -> State:
+        """The state of `State.to_bytes`. Raises VeilfedError(STATE_CORRUPT), which names `where`."""
+        return State.from_bytes(data, self.zero_state(), where)
+
+
+def _zeros(shapes: Shapes) -> Arrays:
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+
+def array_of(tensor: Tensor) -> Float:
+    """The array of a tensor, which shares its memory."""
+    array: Float = tensor.detach().numpy()
+    return array

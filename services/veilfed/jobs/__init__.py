@@ -1,0 +1,36 @@
+"""The specification of a job: what an administrator submits, the aggregator runs and an agent consents to.
+
+    parse_job(text) -> JobSpec
+    spec.strategy      one class of veilfed.jobs.strategies for each method, told apart by `name`
+
+The classes of the methods also say which tensors a model and an update have: the aggregator and the agents must agree.
+"""
+
+from veilfed.jobs.spec import Cohort, Fold, JobSpec, parse_job
+from veilfed.jobs.strategies import (
+    CLASSIFIER,
+    TRANSFORM,
+    AllLocalStrategy,
+    FedotStrategy,
+    OrthogonalSpec,
+    Shapes,
+    Strategy,
+    StrategyName,
+    StrategySpec,
+)
+
+__all__ = [
+    "CLASSIFIER",
+    "TRANSFORM",
+    "AllLocalStrategy",
+    "Cohort",
+    "FedotStrategy",
+    "Fold",
+    "JobSpec",
+    "OrthogonalSpec",
+    "Shapes",
+    "Strategy",
+    "StrategyName",
+    "StrategySpec",
+    "parse_job",
+]

@@ -1,0 +1,112 @@
+"""The methods, one class each: their parameters, and the tensors of their models and updates.
+
+`model_shapes` are the tensors that an institution gets with each task, `update_shapes` those that it sends back; all
+are float32. What is in neither never leaves the institution.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from veilfed.config import Strict
+
+__all__ = [
+    "CLASSIFIER",
+    "TRANSFORM",
+    "AllLocalStrategy",
+    "FedotStrategy",
+    "OrthogonalSpec",
+    "Shapes",
+    "Strategy",
+    "StrategyName",
+    "StrategySpec",
+]
+
+# Names of tensors that several methods have: w_g [K, d] and X [r, m, m].
+CLASSIFIER = "classifier"
+TRANSFORM = "transform"
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class StrategySpec(Strict):
+    """What all methods have: a linear classifier on embeddings, p = softmax(tau w_g z), trained by Adam."""
+
+    name: str
+    classes: list[Annotated[str, Field(min_length=1, max_length=100)]] = Field(min_length=2, max_length=100_000)
+    dimension: int = Field(ge=2, le=65_536, description="d, the length of an embedding")
+    temperature: float = Field(20.0, gt=0, le=1000, description="tau")
+    initial: Literal["random", "class_vectors"] = Field(
+        "random", description="the first w_g: random rows, or class vectors that come with the submission"
+    )
+    init_norm: float = Field(0.1, gt=0, le=100, description="norm of the rows of w_g at the start")
+    epochs: int = Field(1, ge=1, le=1000, description="E, passes over the training split in a round")
+    batch_size: int = Field(64, ge=1, le=65_536)
+    classifier_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for w_g")
+    weighting: Literal["uniform", "samples"] = Field("uniform", description="uniform is the paper's mean")
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> Self:
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes must be distinct")
+        return self
+
+    @property
+    def classifier_shape(self) -> tuple[int, int]:
+        """[K, d]."""
+        return len(self.classes), self.dimension
+
+    @property
+    def model_shapes(self) -> Shapes:
+        """Name and shape of each tensor of a model."""
+        return {CLASSIFIER: self.classifier_shape}
+
+    @property
+    def update_shapes(self) -> Shapes:
+        """Name and shape of each tensor of an update."""
+        return self.model_shapes
+
+
+class OrthogonalSpec(StrategySpec):
+    """A method with an orthogonal transform w_l = Cayley(X) in front of the classifier."""
+
+    blocks: int = Field(1, ge=1, description="r: diagonal blocks of the transform; 1 is plain FEDOT, more is FEDOT(+B)")
+    transform_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for X")
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        if self.dimension % self.blocks:
+            raise ValueError(f"blocks ({self.blocks}) must divide dimension ({self.dimension})")
+        return self
+
+    @property
+    def transform_shape(self) -> tuple[int, int, int]:
+        """[r, d / r, d / r]: the shape of X."""
+        side = self.dimension // self.blocks
+        return self.blocks, side, side
+
+
+class FedotStrategy(OrthogonalSpec):
+    """FEDOT (CVPR 2026): a shared classifier w_g that is averaged, a private orthogonal transform per client.
+
+    `transform: identity` is plain averaging of the classifier: the baseline.
+    """
+
+    name: Literal["fedot"]
+    transform: Literal["orthogonal", "identity"] = "orthogonal"
+
+
+class AllLocalStrategy(OrthogonalSpec):
+    """FEDOT without aggregation: classifier and transform stay with the institution, which gives out counts alone."""
+
+    name: Literal["all-local"]
+    weighting: Literal["uniform"] = "uniform"
+
+    @property
+    def update_shapes(self) -> Shapes:
+        return {}
+
+
+Strategy = Annotated[FedotStrategy | AllLocalStrategy, Field(discriminator="name")]
+StrategyName = Literal["fedot", "all-local"]

@@ -1,0 +1,53 @@
+"""Small jobs of every method, and data on which they learn."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from aggregator.strategies import strategy_for
+from client_agent.trainers import Trainer, method_for
+from veilfed.jobs import JobSpec, Strategy
+from veilfed.wire.tensors import Arrays
+
+__all__ = ["CLASSES", "DIMENSION", "data", "first_model", "job", "strategy", "trainer"]
+
+CLASSES = ["a", "b", "c"]
+DIMENSION = 12
+
+
+def strategy(name: str, **changes: Any) -> Strategy:
+    values: dict[str, Any] = {"name": name, "classes": CLASSES, "dimension": DIMENSION, "batch_size": 16}
+    parsed: Strategy = TypeAdapter(Strategy).validate_python(values | changes)
+    return parsed
+
+
+def job(spec: Strategy, train: tuple[str, ...] = ("one", "two"), **changes: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "small",
+            "strategy": spec.model_dump(),
+            "cohort": {"train": list(train), "evaluate": ["three"]},
+            "rounds": 3,
+            "quorum": len(train),
+            **changes,
+        }
+    )
+
+
+def data(samples: int = 50, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Three noisy directions: classes that a linear classifier can learn."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, samples)
+    features = 2 * np.eye(DIMENSION, dtype=np.float32)[labels] + rng.normal(0, 0.5, (samples, DIMENSION))
+    return features.astype(np.float32), labels
+
+
+def first_model(spec: Strategy) -> Arrays:
+    """Model 0, as the aggregator makes it."""
+    return strategy_for(job(spec)).initial()
+
+
+def trainer(spec: Strategy, seed: int = 50, institution: str = "one") -> Trainer:
+    return Trainer(method_for(spec), *data(), seed=seed, institution=institution)
