@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from client_agent.clerk import Clerk
 from client_agent.config import AggregatorEndpoint
 from client_agent.coordinator_client import Session, join
 from client_agent.egress import EgressGate, EgressPolicy
@@ -63,13 +64,14 @@ async def main(folder: Path, institution: str, address: str) -> None:
         endpoint = AggregatorEndpoint(address=address, identity=aggregator)
         async with join(credentials, endpoint, gate) as session:
             agent = Agent(session, gate, int(institution.removeprefix("site")))
+            clerk = Clerk(gate)
             session.heartbeat("idle")
             async for response in session.responses():
                 kind = response.WhichOneof("body")
                 if kind == "task":
                     await agent.answer(response.task)
                 elif kind == "receipt":
-                    await asyncio.to_thread(gate.record_receipt, response.receipt)
+                    clerk.take(response.receipt)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from client_agent.backoff import Backoff
+from client_agent.clerk import Clerk
 from client_agent.config import AgentConfig
 from client_agent.coordinator_client import JoinRefused, Session, join
 from client_agent.features import Features
@@ -18,7 +19,7 @@ from client_agent.worker import Desk, Link, Worker
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 from veilfed.rpc.server import say_ready, stop_requested
-from veilfed.v1.aggregator_pb2 import Receipt, Rejection, Task, TaskEnded, WorkResponse
+from veilfed.v1.aggregator_pb2 import Rejection, Task, TaskEnded, WorkResponse
 
 __all__ = ["Agent", "serve"]
 
@@ -60,6 +61,7 @@ class Agent:
         # Jobs for which nothing is to be sent any more, once the queue is empty.
         self._settled: set[str] = set()
         self._nudge = asyncio.Event()
+        self._clerk = Clerk(desk.gate, on_kept=lambda receipt: self._over(receipt.job_id, receipt.token))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop` is set. Raises VeilfedError when joining again cannot help."""
@@ -77,7 +79,7 @@ class Agent:
             for worker in self._workers.values():
                 worker.cancel()
             running = [worker.running for worker in self._workers.values()]
-            await asyncio.gather(sessions, stopped, *running, return_exceptions=True)
+            await asyncio.gather(sessions, stopped, self._clerk.close(), *running, return_exceptions=True)
 
     async def _say_goodbye(self, sessions: "asyncio.Task[None]") -> None:
         """Ends the stream after what is queued, and waits a moment for the aggregator to end it too."""
@@ -128,7 +130,7 @@ class Agent:
             beating = asyncio.create_task(self._beat(session))
             try:
                 async for response in session.responses():
-                    await self._handle(response)
+                    self._handle(response)
             finally:
                 self._desk.link.detach()
                 beating.cancel()
@@ -173,12 +175,12 @@ class Agent:
                 self._desk.gate.forget(job_id)
             self._settled = set()
 
-    async def _handle(self, response: WorkResponse) -> None:
+    def _handle(self, response: WorkResponse) -> None:
         kind = response.WhichOneof("body")
         if kind == "task":
             self._take(response.task)
         elif kind == "receipt":
-            await self._keep(response.receipt)
+            self._clerk.take(response.receipt)
         elif kind == "rejection":
             self._rejected(response.rejection)
         elif kind == "ended":
@@ -204,14 +206,6 @@ class Agent:
             current.cancel()
         log.info("task", job=task.job_id, round=task.round, kind=task.kind)
         self._workers[task.job_id] = Worker(self._desk, folder, task, self._changed)
-
-    async def _keep(self, receipt: Receipt) -> None:
-        try:
-            await asyncio.to_thread(self._desk.gate.record_receipt, receipt)
-        except VeilfedError as error:
-            log.error("receipt refused", job=receipt.job_id, code=error.code.name, message=error.message)
-            return
-        self._over(receipt.job_id, receipt.token)
 
     def _rejected(self, rejection: Rejection) -> None:
         log.warning(

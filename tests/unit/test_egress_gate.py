@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -346,7 +347,7 @@ def test_an_update_carries_the_head_before_it(tmp_path: Path, signer: Countersig
         sent = WorkRequest.FromString(bench.server.messages(COORDINATOR + "Work")[0]).update
         assert (sent.ledger_head.records, sent.ledger_head.sha256) == (head.records, head.sha256)
         receipt = signer.receipt(AGENT, JOB, 2, head)
-        bench.gate.record_receipt(receipt)
+        assert bench.gate.record_receipts([receipt]) == [None]
 
     run(tmp_path, signer, scenario)
     summary = verify(tmp_path / "ledger", bundle_pem=signer.bundle)
@@ -358,7 +359,7 @@ def test_an_update_carries_the_head_before_it(tmp_path: Path, signer: Countersig
 def test_nothing_leaves_after_the_ledger_was_cut(tmp_path: Path, signer: Countersigner, cut: str) -> None:
     with EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, signer.bundle) as gate:
         gate.note("some", "event")
-        gate.record_receipt(signer.receipt(AGENT, JOB, 2, gate.head))
+        assert gate.record_receipts([signer.receipt(AGENT, JOB, 2, gate.head)]) == [None]
     path = tmp_path / cut
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
     before = {name: (tmp_path / name).read_bytes() for name in ("ledger", "ledger.receipts")}
@@ -392,15 +393,18 @@ def test_wrong_receipts_are_refused_and_recorded(tmp_path: Path, signer: Counter
             "certificate is not an aggregator's": odd,
             "no .eadable certificate": long,
         }
-        for reason, receipt in wrong.items():
-            with denied(reason, Code.PROTOCOL_VIOLATION):
-                bench.gate.record_receipt(receipt)
+        *errors, kept = bench.gate.record_receipts([*wrong.values(), signer.receipt(AGENT, JOB, 2, head)])
+        for reason, error in zip(wrong, errors, strict=True):
+            assert error is not None
+            assert error.code is Code.PROTOCOL_VIOLATION
+            assert re.search(reason, error.message)
+        assert kept is None
 
     run(tmp_path, signer, scenario)
     refused = [record for record in read(tmp_path / "ledger") if record["kind"] == "receipt_refused"]
     assert len(refused) == 8
-    with (
-        EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, other.bundle) as gate,
-        denied("signed by .*other/main, not by", Code.PROTOCOL_VIOLATION),
-    ):
-        gate.record_receipt(other.receipt(AGENT, JOB, 1, gate.head))
+    assert len(list(read(receipts_path(tmp_path / "ledger")))) == 1
+    with EgressGate(EgressPolicy(), AGENT, tmp_path / "ledger", AGGREGATOR, other.bundle) as gate:
+        (error,) = gate.record_receipts([other.receipt(AGENT, JOB, 1, gate.head)])
+    assert error is not None
+    assert re.search("signed by .*other/main, not by", error.message)

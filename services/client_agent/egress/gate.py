@@ -5,7 +5,6 @@ job may send, before it is serialised, and becomes one record of the ledger, pas
 mistakes and greedy servers, not hostile code in its own process.
 """
 
-import asyncio
 import hashlib
 import threading
 from collections import Counter
@@ -239,7 +238,8 @@ class EgressGate:
             self._ledger.append({**record, "decision": "passed"})
             self._spent.add({**record, "decision": "passed"})
         if record["purpose"] in _DURABLE:
-            await asyncio.to_thread(self._ledger.sync)
+            # Not in a thread: to wake one up and to be woken by it takes longer than to write a record down.
+            self._ledger.sync()
         return copy
 
     def _refuse(self, record: Record, refused: Refused) -> VeilfedError:
@@ -289,31 +289,45 @@ class EgressGate:
         if found.inputs and limit is not None and self._inputs_beside + self._spent.inputs + found.inputs > limit:
             raise Refused(f"more than the {limit} inputs that may be sent to oracles")
 
-    def record_receipt(self, receipt: Receipt) -> None:
-        """Keeps a countersigned head, beside the ledger and in it; waits for the disk: call it off the event loop.
+    def record_receipts(self, receipts: Sequence[Receipt]) -> list[VeilfedError | None]:
+        """Keeps countersigned heads, beside the ledger and in it; waits for the disk: call it off the event loop.
 
-        Raises VeilfedError(PROTOCOL_VIOLATION) when the signature is not the aggregator's or the head is not this
-        ledger's past; that is recorded too.
+        Returns for each receipt None, or a PROTOCOL_VIOLATION when the signature is not the aggregator's or the head
+        is not this ledger's past; that is recorded too. Raises VeilfedError(FILE_UNUSABLE).
         """
-        head = Head(receipt.ledger_head.records, receipt.ledger_head.sha256)
-        signed = SignedHead(
-            str(self.identity), receipt.job_id, receipt.round, head, receipt.signature, receipt.certificate_pem
-        )
-        try:
-            # Else a false head, once it were kept, would make a sound ledger look broken.
-            if not self._ledger.holds(head):
-                raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger never stood at that head")
-            signer = signed.check(self._bundle, datetime.now(UTC))
-            if signer != self.aggregator:
-                raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: signed by {signer}, not by {self.aggregator}")
-        except VeilfedError as error:
-            self._ledger.append({"kind": "receipt_refused", "job": signed.job_id[:128], "reason": error.message})
-            raise VeilfedError(Code.PROTOCOL_VIOLATION, error.message) from None
-        self._ledger.sync()
-        # First beside, then in the ledger: a receipt in the ledger without its copy means that the copy was cut.
-        self._receipts.append(signed.fields())
-        self._receipts.sync()
-        self._ledger.append(signed.fields())
+        outcomes: list[VeilfedError | None] = []
+        kept = []
+        for receipt in receipts:
+            head = Head(receipt.ledger_head.records, receipt.ledger_head.sha256)
+            signed = SignedHead(
+                str(self.identity), receipt.job_id, receipt.round, head, receipt.signature, receipt.certificate_pem
+            )
+            try:
+                self._check_receipt(signed)
+            except VeilfedError as error:
+                self._ledger.append({"kind": "receipt_refused", "job": signed.job_id[:128], "reason": error.message})
+                outcomes.append(VeilfedError(Code.PROTOCOL_VIOLATION, error.message))
+            else:
+                kept.append(signed)
+                outcomes.append(None)
+        if kept:
+            self._ledger.sync(max(signed.head.records for signed in kept))
+            # First beside, then in the ledger: a receipt in the ledger without its copy means that the copy was cut.
+            for signed in kept:
+                self._receipts.append(signed.fields())
+            self._receipts.sync()
+            for signed in kept:
+                self._ledger.append(signed.fields())
+        return outcomes
+
+    def _check_receipt(self, signed: SignedHead) -> None:
+        """Raises VeilfedError(LEDGER_BROKEN)."""
+        # Else a false head, once it were kept, would make a sound ledger look broken.
+        if not self._ledger.holds(signed.head):
+            raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger never stood at that head")
+        signer = signed.check(self._bundle, datetime.now(UTC))
+        if signer != self.aggregator:
+            raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: signed by {signer}, not by {self.aggregator}")
 
     def note(self, kind: str, text: str) -> None:
         """Records an event that is no message, such as an approval; nothing private."""

@@ -120,6 +120,8 @@ class Ledger:
         self._descriptor = descriptor
         self._head = head
         self._size = size
+        # How many of the records the disk is known to have.
+        self._durable = 0
         self._recent: dict[int, str] = {}
         self._lock = threading.Lock()
 
@@ -224,12 +226,16 @@ class Ledger:
             return self._recent[head.records] == head.sha256
         return any(record["seq"] == head.records and record["sha256"] == head.sha256 for record in read(self._path))
 
-    def sync(self) -> None:
-        """Waits until the disk has every record. Call it off the event loop."""
+    def sync(self, records: int | None = None) -> None:
+        """Waits until the disk has every record, or the first `records` of them."""
+        written = self._head.records
+        if self._durable >= (written if records is None else records):
+            return
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             raise VeilfedError(Code.FILE_UNUSABLE, f"{self._path}: {error.strerror}") from None
+        self._durable = max(self._durable, written)
 
     def close(self) -> None:
         """Writes everything to the disk and lets other processes have the file. May be called twice."""

@@ -94,9 +94,8 @@ class SignedHead:
     def _check(self, chain: tuple[x509.Certificate, ...], bundle_pem: bytes | None, at: datetime | None) -> Identity:
         if not chain:
             raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: no readable certificate")
-        signer = _signer(chain[0])
-        key = chain[0].public_key()
-        if signer is None or not isinstance(key, ec.EllipticCurvePublicKey):
+        signer, key = _signer(chain[0])
+        if signer is None or key is None:
             raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: the certificate is not an aggregator's")
         statement = head_statement(self.identity, self.job_id, self.round, self.head)
         try:
@@ -118,13 +117,18 @@ def _certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
         return ()
 
 
-def _signer(leaf: x509.Certificate) -> Identity | None:
-    """The aggregator that a certificate names, or None."""
+@lru_cache(maxsize=64)
+def _signer(leaf: x509.Certificate) -> tuple[Identity | None, ec.EllipticCurvePublicKey | None]:
+    """The aggregator that a certificate names and its key; None for what is not one."""
     try:
         identity = identity_of(leaf)
     except VeilfedError:
-        return None
-    return identity if identity.role is Role.AGGREGATOR else None
+        return None, None
+    key = leaf.public_key()
+    return (
+        identity if identity.role is Role.AGGREGATOR else None,
+        key if isinstance(key, ec.EllipticCurvePublicKey) else None,
+    )
 
 
 def _trusted(chain: tuple[x509.Certificate, ...], roots: tuple[x509.Certificate, ...], at: datetime | None) -> bool:
