@@ -13,6 +13,7 @@ from tests.support.processes import Process, veilfed
 from veilfed.identity.material import load_credentials
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.aggregator_pb2 import (
+    CancelJobRequest,
     GetJobRequest,
     GetJobResponse,
     SubmitJobRequest,
@@ -126,6 +127,9 @@ class Admin:
             if event.kind == kind:
                 return event
         raise AssertionError(f"the job ended without {kind}")
+
+    async def cancel(self, job_id: str) -> None:
+        await JobServiceStub(self.channel).CancelJob(CancelJobRequest(job_id=job_id), timeout=20)
 
     @property
     def coordinator(self) -> Any:

@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import grpc
@@ -161,6 +162,17 @@ class ScriptedAgent:
         )
         response: PushResponse = await self._call("Push", itertools.chain([PushRequest(header=header)], chunks))
         return response
+
+    @asynccontextmanager
+    async def pushing(self, job_id: str, artifact: Artifact) -> AsyncIterator[Any]:
+        """An upload whose chunks the test writes; broken off when the block ends."""
+        call = self.stub.Push()
+        header = PushHeader(session=self.session, job_id=job_id, artifact=artifact, offset=0)
+        await call.write(PushRequest(header=header))
+        try:
+            yield call
+        finally:
+            call.cancel()
 
     async def work(self, change: Callable[[Task, Update], Update] | None = None) -> None:
         """Answers every task, with right updates that `change` may spoil, until cancelled."""

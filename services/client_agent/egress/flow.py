@@ -30,7 +30,10 @@ class Flow:
 
 
 def interceptors(gate: "EgressGate", destination: "Destination") -> list[grpc.aio.ClientInterceptor]:
-    """One interceptor for each shape of a call. They belong at the end of a channel's list, next to the wire."""
+    """One interceptor for each shape of a call. They belong at the end of a channel's list, next to the wire.
+
+    After them come those of veilfed.rpc.endings alone, which pass messages on as they are.
+    """
     kinds: list[type[_Interceptor]] = [_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream]
     return [kind(gate, destination) for kind in kinds]  # type: ignore[misc]  # each also is a ClientInterceptor
 

@@ -13,6 +13,7 @@ from veilfed.identity.certificates import load_certificates
 from veilfed.identity.explain import faults
 from veilfed.identity.material import Credentials
 from veilfed.identity.names import Identity
+from veilfed.rpc import endings
 from veilfed.rpc.guard import CODE_KEY, HINT_KEY
 
 __all__ = ["open_channel", "translate", "translated"]
@@ -72,7 +73,10 @@ def open_channel(
         certificate_chain=credentials.certificate_pem,
     )
     return grpc.aio.secure_channel(
-        address, secure, options=_options(server, max_message_bytes, keepalive_seconds), interceptors=list(interceptors)
+        address,
+        secure,
+        options=_options(server, max_message_bytes, keepalive_seconds),
+        interceptors=[*interceptors, *endings.interceptors()],
     )
 
 
