@@ -1,7 +1,7 @@
 """One session with the aggregator, through the egress gate: the stream of work, and long models in chunks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from veilfed import __version__, protocol
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials
 from veilfed.rpc.channel import open_channel, translated
+from veilfed.rpc.progress import STALL_SECONDS, moving, progressing
 from veilfed.v1.aggregator_pb2 import (
     FetchRequest,
     Heartbeat,
@@ -61,8 +62,10 @@ class Session:
         credentials: Credentials,
         address: str,
         gate: EgressGate,
+        stall_seconds: float,
     ) -> None:
         self._stub = stub
+        self._stall_seconds = stall_seconds
         self._credentials = credentials
         self._address = address
         self._gate = gate
@@ -142,7 +145,8 @@ class Session:
             if stat.received > len(data):
                 raise VeilfedError(Code.PROTOCOL_VIOLATION, "the aggregator has more of the artifact than there is")
             header = PushHeader(session=self._name, job_id=job_id, artifact=artifact, offset=stat.received)
-            pushed = await self._stub.Push(_pieces(header, data))
+            async with progressing("the upload", self._stall_seconds) as moved:
+                pushed = await self._stub.Push(_noted(_pieces(header, data), moved))
         if not pushed.complete:
             raise VeilfedError(Code.UNREACHABLE, f"{self._address}: the upload ended early")
         return artifact
@@ -157,7 +161,7 @@ class Session:
         request = FetchRequest(job_id=job_id, sha256=artifact.sha256, offset=len(kept))
         with self._calling():
             if len(kept) < artifact.size:
-                async for response in self._stub.Fetch(request):
+                async for response in moving(self._stub.Fetch(request), "the download", self._stall_seconds):
                     kept += response.chunk
                     if len(kept) > artifact.size:
                         break
@@ -170,6 +174,13 @@ class Session:
         return data
 
 
+async def _noted(requests: AsyncIterator[PushRequest], moved: Callable[[], None]) -> AsyncIterator[PushRequest]:
+    """The requests. grpc asks for the next one when it has sent the one before."""
+    async for request in requests:
+        moved()
+        yield request
+
+
 async def _pieces(header: PushHeader, data: bytes) -> AsyncIterator[PushRequest]:
     yield PushRequest(header=header)
     for start in range(header.offset, len(data), protocol.CHUNK_BYTES):
@@ -177,8 +188,13 @@ async def _pieces(header: PushHeader, data: bytes) -> AsyncIterator[PushRequest]
 
 
 @asynccontextmanager
-async def join(credentials: Credentials, endpoint: AggregatorEndpoint, gate: EgressGate) -> AsyncIterator[Session]:
-    """Opens a session; the block's end closes the connection. Raises VeilfedError."""
+async def join(
+    credentials: Credentials, endpoint: AggregatorEndpoint, gate: EgressGate, stall_seconds: float = STALL_SECONDS
+) -> AsyncIterator[Session]:
+    """Opens a session; the block's end closes the connection.
+
+    Transfers in which nothing moves for `stall_seconds` end with TIMEOUT. Raises VeilfedError.
+    """
     channel = open_channel(
         credentials,
         endpoint.address,
@@ -209,7 +225,7 @@ async def join(credentials: Credentials, endpoint: AggregatorEndpoint, gate: Egr
             if error.code in FATAL:
                 raise JoinRefused(error.code, error.message, error.hint) from None
             raise
-        session = Session(stub, joined, credentials, endpoint.address, gate)
+        session = Session(stub, joined, credentials, endpoint.address, gate, stall_seconds)
         try:
             yield session
         finally:

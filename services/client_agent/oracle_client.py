@@ -16,6 +16,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import load_certificates
 from veilfed.identity.material import Credentials, read_file
 from veilfed.rpc.channel import open_channel, translated
+from veilfed.rpc.progress import STALL_SECONDS, moving
 from veilfed.v1.oracle_pb2 import (
     MODALITY_IMAGE,
     MODALITY_TEXT,
@@ -47,6 +48,8 @@ REQUEST_OVERHEAD = 1024
 INPUT_OVERHEAD = 10
 
 DESCRIBE_SECONDS = 30.0
+# An oracle may hold a request back for an hour, to keep its rate.
+ANSWER_SECONDS = 3600.0 + STALL_SECONDS
 
 MODALITIES = {"text": MODALITY_TEXT, "image": MODALITY_IMAGE}
 
@@ -54,8 +57,16 @@ MODALITIES = {"text": MODALITY_TEXT, "image": MODALITY_IMAGE}
 class OracleClient:
     """One oracle, connected."""
 
-    def __init__(self, stub: "OracleAsyncStub", card: DescribeResponse, credentials: Credentials, address: str) -> None:
+    def __init__(
+        self,
+        stub: "OracleAsyncStub",
+        card: DescribeResponse,
+        credentials: Credentials,
+        address: str,
+        answer_seconds: float,
+    ) -> None:
         self._stub = stub
+        self._answer_seconds = answer_seconds
         self._credentials = credentials
         self._address = address
         self.card = card
@@ -82,7 +93,7 @@ class OracleClient:
 
         with translated(self._credentials, self._address):
             answered = 0
-            async for response in self._stub.Embed(requests()):
+            async for response in moving(self._stub.Embed(requests()), "the oracle's answers", self._answer_seconds):
                 if answered == len(batches):
                     raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle sent more answers than it was asked for")
                 yield batches[answered], self._embeddings(response, answered, len(batches[answered]))
@@ -155,9 +166,12 @@ def zone_roots(path: Path, credentials: Credentials) -> bytes:
 
 @asynccontextmanager
 async def connect_oracle(
-    credentials: Credentials, endpoint: OracleEndpoint, gate: EgressGate
+    credentials: Credentials, endpoint: OracleEndpoint, gate: EgressGate, answer_seconds: float = ANSWER_SECONDS
 ) -> AsyncIterator[OracleClient]:
-    """The oracle, after it has shown its model card. Raises VeilfedError."""
+    """The oracle, after it has shown its model card.
+
+    A stream in which no answer comes for `answer_seconds` ends with TIMEOUT. Raises VeilfedError.
+    """
     own_zone = endpoint.identity.institution == credentials.identity.institution
     channel = open_channel(
         credentials,
@@ -170,4 +184,4 @@ async def connect_oracle(
         stub = OracleStub(channel)
         with translated(credentials, endpoint.address):
             card = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
-        yield OracleClient(stub, card, credentials, endpoint.address)
+        yield OracleClient(stub, card, credentials, endpoint.address, answer_seconds)

@@ -18,6 +18,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials, load_credentials
 from veilfed.identity.names import Role
 from veilfed.logs import get_logger
+from veilfed.rpc.progress import STALL_SECONDS
 from veilfed.rpc.server import create_server, run_server
 from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
 
@@ -37,8 +38,10 @@ def _credentials(config: OracleConfig) -> Credentials:
 
 
 @asynccontextmanager
-async def service(model: Model[Any], config: OracleConfig) -> AsyncIterator[OracleService]:
-    """The service and the threads and files that it needs, for as long as the block lasts."""
+async def service(
+    model: Model[Any], config: OracleConfig, stall_seconds: float = STALL_SECONDS
+) -> AsyncIterator[OracleService]:
+    """The service and the threads and files that it needs, for as long as the block lasts; see StreamLimits."""
     # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it.
     arithmetic = ThreadPoolExecutor(1, "model", initializer=torch.set_num_threads, initargs=(config.threads,))
     preparer = ThreadPoolExecutor(PREPARERS, "prepare")
@@ -46,7 +49,7 @@ async def service(model: Model[Any], config: OracleConfig) -> AsyncIterator[Orac
         batcher = Batcher(
             model.forward, arithmetic, max_batch=config.max_batch, wait_seconds=config.batch_wait_ms / 1000
         )
-        streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams)
+        streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams, stall_seconds)
         oracle = OracleService(model, gate, batcher, preparer, streams)
         try:
             yield oracle

@@ -18,6 +18,7 @@ from fm_oracle.models.base import Model
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
+from veilfed.rpc.progress import STALL_SECONDS
 from veilfed.rpc.server import peer
 from veilfed.v1.oracle_pb2 import (
     MODALITY_IMAGE,
@@ -44,11 +45,12 @@ _Answers = asyncio.Queue["asyncio.Future[EmbedResponse] | None"]
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """See OracleConfig."""
+    """See OracleConfig. A stream whose client sends nothing for `stall_seconds` ends."""
 
     max_batch: int = 64
     read_ahead: int = 4
     max_streams: int = 16
+    stall_seconds: float = STALL_SECONDS
 
 
 class OracleService(OracleServicer):
@@ -99,7 +101,7 @@ class OracleService(OracleServicer):
             reader = asyncio.create_task(self._read(institution, request_iterator, slots, answers))
             current: asyncio.Future[EmbedResponse] | None = None
             try:
-                while (current := await answers.get()) is not None:
+                while (current := await self._next(answers)) is not None:
                     response = await current
                     current = None  # given out from here on: no refund
                     yield response
@@ -107,6 +109,18 @@ class OracleService(OracleServicer):
             finally:
                 reader.cancel()
                 await self._abandon(institution, current, answers)
+
+    async def _next(self, answers: _Answers) -> "asyncio.Future[EmbedResponse] | None":
+        """The next answer, None after the last. There is none only while the client owes the next request.
+
+        Raises VeilfedError(TIMEOUT) when that does not come.
+        """
+        seconds = self._limits.stall_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await answers.get()
+        except TimeoutError:
+            raise VeilfedError(Code.TIMEOUT, f"Embed: no request for {seconds:g} seconds") from None
 
     @contextmanager
     def _stream(self, institution: str) -> Iterator[None]:

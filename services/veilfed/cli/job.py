@@ -23,6 +23,7 @@ from veilfed.identity.material import TlsFiles, load_credentials, read_file
 from veilfed.identity.names import Identity
 from veilfed.jobs import parse_job
 from veilfed.rpc.channel import open_channel, translated
+from veilfed.rpc.progress import moving
 from veilfed.v1.aggregator_pb2 import (
     CancelJobRequest,
     Evaluation,
@@ -329,7 +330,9 @@ def fetch(
         job = await admin.jobs.GetJob(GetJobRequest(job_id=job_id), timeout=CALL_SECONDS)
         number, sha256 = _published(job, round_number)
         data = bytearray()
-        async for response in admin.coordinator.Fetch(FetchRequest(job_id=job_id, sha256=sha256)):
+        async for response in moving(
+            admin.coordinator.Fetch(FetchRequest(job_id=job_id, sha256=sha256)), "the download"
+        ):
             data += response.chunk
         return number, sha256, bytes(data)
 

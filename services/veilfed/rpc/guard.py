@@ -3,9 +3,11 @@
 One chain in one place: log -> translate errors -> authenticate -> authorise -> handler.
 """
 
+import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -15,6 +17,7 @@ from google.protobuf.message import DecodeError
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
 from veilfed.logs import get_logger
+from veilfed.rpc.progress import STALL_SECONDS, moving
 from veilfed.rpc.roles import OPEN
 
 __all__ = ["CODE_KEY", "HINT_KEY", "Guard", "peer"]
@@ -101,12 +104,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     """Lets calls through whose identity's role is listed for the method; translates errors.
 
     Without `federation` (the enrolment service, whose callers have no certificate yet) every caller is let through to
-    the methods that are open, and to no other.
+    the methods that are open, and to no other. Calls end whose client sends no more of an upload, or does not read
+    what it is sent, for `stall_seconds`.
     """
 
-    def __init__(self, roles: Mapping[str, frozenset[Role]], federation: str | None) -> None:
+    def __init__(
+        self, roles: Mapping[str, frozenset[Role]], federation: str | None, stall_seconds: float = STALL_SECONDS
+    ) -> None:
         self._roles = roles
         self._federation = federation
+        self._stall_seconds = stall_seconds
 
     def _admit(self, method: str, context: Context) -> None:
         if self._federation is None:
@@ -149,8 +156,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             started = time.monotonic()
             try:
                 self._admit(method, context)
-                check = _all_readable if many else _readable
-                return await inner(check(request, method), context)
+                if many:
+                    request = moving(_all_readable(request, method), method, self._stall_seconds)
+                else:
+                    request = _readable(request, method)
+                return await inner(request, context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the boundary of the service
@@ -160,8 +170,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
 
         return call
 
-    def _streaming(self, method: str, inner: Any, many: bool) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+    def _streaming(self, method: str, inner: Any, many: bool) -> Callable[[Any, Context], Awaitable[None]]:
+        async def call(request: Any, context: Context) -> None:
             started = time.monotonic()
             try:
                 self._admit(method, context)
@@ -170,8 +180,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 if inspect.isawaitable(responses):  # a handler that writes to the context itself (health's Watch)
                     await responses
                     return
-                async for response in responses:
-                    yield response
+                async with aclosing(responses):
+                    async for response in responses:
+                        await self._write(method, context, response)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the boundary of the service
@@ -180,3 +191,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
                 log.debug("stream", method=method, seconds=round(time.monotonic() - started, 4))
 
         return call
+
+    async def _write(self, method: str, context: Context, response: Any) -> None:
+        """Sends a response, as soon as the client has room for it."""
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await context.write(response)
+        except TimeoutError:
+            seconds = self._stall_seconds
+            raise VeilfedError(Code.TIMEOUT, f"{method}: nothing was read for {seconds:g} seconds") from None

@@ -16,6 +16,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials
 from veilfed.logs import get_logger
 from veilfed.rpc.guard import Guard, peer
+from veilfed.rpc.progress import STALL_SECONDS
 from veilfed.rpc.roles import ROLES
 
 __all__ = ["create_server", "peer", "run_server", "say_ready", "stop_requested"]
@@ -58,13 +59,15 @@ def create_server(
     interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     require_client: bool = True,
     keepalive_seconds: float = KEEPALIVE_SECONDS,
+    stall_seconds: float = STALL_SECONDS,
 ) -> tuple[grpc.aio.Server, int]:
     """A server that is bound but not started, and its port (useful where `listen` asks for port 0).
 
     Everyone needs a certificate of the bundle and a role that is listed for the method; `require_client=False` is for
-    the enrolment service alone. Raises VeilfedError(UNREACHABLE) when the address cannot be bound.
+    the enrolment service alone. `stall_seconds` is for calls in which nothing moves; see Guard.
+    Raises VeilfedError(UNREACHABLE) when the address cannot be bound.
     """
-    guard = Guard(ROLES, credentials.identity.federation if require_client else None)
+    guard = Guard(ROLES, credentials.identity.federation if require_client else None, stall_seconds)
     server = grpc.aio.server(
         interceptors=[guard, *interceptors], options=_options(max_message_bytes, keepalive_seconds)
     )
