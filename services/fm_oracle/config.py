@@ -25,7 +25,8 @@ class OracleConfig(Strict):
     identity: TlsFiles
     # Address and port; port 0 takes a free one.
     listen: str
-    # "minilm" (text), "vit" (images), or one that another package adds by the entry points `veilfed.models`.
+    # "minilm" (text), "vit" (images), one of another library such as "open_clip:ViT-B-32" (extra `encoders`), or one
+    # that another package adds by the entry points `veilfed.models`.
     model: str
     # Where `veilfed oracle fetch` put the model; by default veilfed.packages.default_folder().
     folder: Path | None = None
@@ -55,7 +56,7 @@ class OracleConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.model not in registry.names():
+        if self.model.partition(":")[0] not in registry.names():
             raise ValueError(f"model: installed are {', '.join(registry.names())}")
         if self.burst < self.max_batch:
             raise ValueError("burst: must be at least max_batch, or a full request could never pass")

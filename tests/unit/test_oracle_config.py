@@ -42,7 +42,7 @@ def test_the_documented_defaults_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("model: gpt", "installed are minilm, vit"),
+        ("model: gpt", "installed are minilm, onnx, open_clip, timm, transformers, vit"),
         ("quota: -1", "quota"),
         ("quotas: {north: -1}", "north"),
         ("quotas: {North: 0}", "North"),

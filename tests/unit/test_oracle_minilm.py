@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from fm_oracle.models import registry
-from fm_oracle.models.minilm import MAX_CHARACTERS, MAX_TOKENS, WEIGHTS, MiniLM
+from fm_oracle.models.minilm import MAX_TOKENS, WEIGHTS, MiniLM
+from fm_oracle.models.texts import MAX_CHARACTERS
 from tests.support.models import published
 from veilfed.errors import Code, VeilfedError
 from veilfed.packages import locate
@@ -160,6 +161,6 @@ def test_a_changed_model_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(VeilfedError, match="minilm, vit") as caught:
+    with pytest.raises(VeilfedError, match="minilm, onnx, open_clip, timm, transformers, vit") as caught:
         registry.load("gpt", tmp_path)
     assert caught.value.code is Code.CONFIG_INVALID

@@ -1,22 +1,30 @@
 """The section `data` of an agent's configuration: one of several sources, told apart by the key `source`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from client_agent.data.domain_sets import DOMAIN_SETS
 from veilfed.config import Strict
 
 __all__ = [
+    "Characters",
     "DataConfig",
+    "DomainSetConfig",
     "EmojiConfig",
+    "FemnistConfig",
+    "Groups",
     "HeartConfig",
+    "HuggingFaceConfig",
     "ImageFolderConfig",
     "NumpyConfig",
     "TableConfig",
     "VaderConfig",
 ]
 
+Characters = Literal["all", "digits"]
+Groups = Literal["writer", "content"]
 Column = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -78,7 +86,72 @@ class NumpyConfig(Strict):
     path: Path
 
 
+class HuggingFaceConfig(Strict):
+    """A folder that `save_to_disk` of the library datasets wrote; of several splits, one."""
+
+    source: Literal["huggingface"]
+    path: Path
+    # Of a dictionary of splits.
+    split: str | None = Field(default=None, pattern=r"^[^/\\.][^/\\]*$")
+    # One of the two: the column of texts, or of encoded images.
+    text: Column | None = None
+    image: Column | None = None
+    label: Column = "label"
+    # Rows of equal value never straddle training and test; without it, rows of equal content.
+    group: Column | None = None
+
+    @model_validator(mode="after")
+    def _one_modality(self) -> Self:
+        if (self.text is None) == (self.image is None):
+            raise ValueError("text or image: name one of the two columns")
+        return self
+
+
+class DomainSetConfig(Strict):
+    """One domain of a standard set of images, in its usual folder: see docs/how-to/bring-your-data.md."""
+
+    source: Literal["pacs", "vlcs", "office-home", "terra-incognita"]
+    # The set's own folder, or the one above it.
+    root: Path
+    domain: str
+
+    @model_validator(mode="after")
+    def _known_domain(self) -> Self:
+        domains = DOMAIN_SETS[self.source].domains
+        if self.domain not in domains:
+            raise ValueError(f"domain: {self.source} has {', '.join(domains)}")
+        return self
+
+
+class FemnistConfig(Strict):
+    """Handwritten characters of some writers, from the folder of JSON files that LEAF makes."""
+
+    source: Literal["femnist"]
+    root: Path
+    # The writers are dealt in turn to this many institutions; this one is number `institution`, from 1.
+    institutions: int = Field(ge=1, le=10_000)
+    institution: int = Field(ge=1)
+    # 62 classes, or the ten digits alone.
+    characters: Characters = "all"
+    # What never straddles training and test: all characters of a writer, or equal images.
+    group: Groups = "writer"
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if self.institution > self.institutions:
+            raise ValueError(f"institution: from 1 to {self.institutions}")
+        return self
+
+
 DataConfig = Annotated[
-    VaderConfig | EmojiConfig | HeartConfig | ImageFolderConfig | TableConfig | NumpyConfig,
+    VaderConfig
+    | EmojiConfig
+    | HeartConfig
+    | ImageFolderConfig
+    | TableConfig
+    | NumpyConfig
+    | HuggingFaceConfig
+    | DomainSetConfig
+    | FemnistConfig,
     Field(discriminator="source"),
 ]

@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 from client_agent.data.config import (
     DataConfig,
+    DomainSetConfig,
     EmojiConfig,
+    FemnistConfig,
     HeartConfig,
+    HuggingFaceConfig,
     ImageFolderConfig,
     NumpyConfig,
     TableConfig,
@@ -22,6 +25,8 @@ from veilfed.packages import default_folder
 
 __all__ = ["Samples", "class_indices", "load", "split"]
 
+OwnConfig = ImageFolderConfig | TableConfig | NumpyConfig | HuggingFaceConfig | DomainSetConfig | FemnistConfig
+
 SHOWN = 5  # unknown class names in one error
 
 
@@ -31,33 +36,57 @@ def load(config: DataConfig, packages: Path | None = None) -> Samples:
     `packages` is where public data lies if the section does not say it itself; by default veilfed's packages folder.
     Raises VeilfedError: DATA_INVALID (naming file and row), DATA_MISSING, FILE_UNUSABLE or STATE_CORRUPT.
     """
-    # Sources load pandas, Pillow or resvg; an agent pays for its own source only.
-    # ruff: noqa: PLC0415
     if isinstance(config, VaderConfig | EmojiConfig | HeartConfig):
-        folder = config.folder or packages or default_folder()
-        if isinstance(config, VaderConfig):
+        return _public(config, config.folder or packages or default_folder())
+    return _own(config)
+
+
+# Sources load pandas, Pillow or resvg; an agent pays for its own source only.
+# ruff: noqa: PLC0415
+
+
+def _public(config: VaderConfig | EmojiConfig | HeartConfig, folder: Path) -> Samples:
+    match config:
+        case VaderConfig():
             from client_agent.data import vader
 
             return vader.load(config, folder)
-        if isinstance(config, EmojiConfig):
+        case EmojiConfig():
             from client_agent.data import emoji
 
             return emoji.load(config, folder)
-        from client_agent.data import heart
+        case HeartConfig():
+            from client_agent.data import heart
 
-        return heart.load(config, folder)
-    if isinstance(config, ImageFolderConfig):
-        from client_agent.data import image_folder
+            return heart.load(config, folder)
 
-        return image_folder.load(config)
-    if isinstance(config, TableConfig):
-        from client_agent.data import table
 
-        return table.load(config)
-    assert isinstance(config, NumpyConfig)  # noqa: S101  for mypy: the last of the union
-    from client_agent.data import arrays
+def _own(config: OwnConfig) -> Samples:
+    match config:
+        case ImageFolderConfig():
+            from client_agent.data import image_folder
 
-    return arrays.load(config)
+            return image_folder.load(config)
+        case TableConfig():
+            from client_agent.data import table
+
+            return table.load(config)
+        case NumpyConfig():
+            from client_agent.data import arrays
+
+            return arrays.load(config)
+        case HuggingFaceConfig():
+            from client_agent.data import huggingface
+
+            return huggingface.load(config)
+        case DomainSetConfig():
+            from client_agent.data import standard
+
+            return standard.load(config)
+        case FemnistConfig():
+            from client_agent.data import femnist
+
+            return femnist.load(config)
 
 
 def class_indices(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:

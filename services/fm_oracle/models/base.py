@@ -3,10 +3,10 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from veilfed import packages
 from veilfed.errors import Code, VeilfedError
 from veilfed.packages import PackageFile
 
-__all__ = ["Attention", "Card", "Model", "empty", "freeze", "read_file", "version_of"]
+__all__ = ["Attention", "Card", "Loader", "Model", "digest_of", "empty", "freeze", "read_file", "version_of"]
+
+PREPARED = 64  # inputs that are prepared at a time
 
 Input = TypeVar("Input", str, bytes)
 
@@ -38,13 +40,9 @@ class Card:
 class Model(ABC, Generic[Input]):
     """A frozen foundation model. `Input` is str for text and bytes (an encoded image) for images."""
 
-    files: ClassVar[Sequence[PackageFile]]
+    files: ClassVar[Sequence[PackageFile]] = ()
+    named: ClassVar[bool] = False
     card: Card
-
-    @classmethod
-    @abstractmethod
-    def load(cls, folder: Path) -> Self:
-        """Reads the model from the packages folder. Raises VeilfedError(MODEL_MISSING or STATE_CORRUPT)."""
 
     @abstractmethod
     def prepare(self, inputs: Sequence[Input]) -> list[NDArray[Any]]:
@@ -56,6 +54,38 @@ class Model(ABC, Generic[Input]):
     @abstractmethod
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         """The embeddings [n, d] of prepared inputs, in their order. Called from one thread."""
+
+    def embed(self, inputs: Sequence[Input]) -> NDArray[np.float32]:
+        """The embeddings [n, d] of any number of inputs, a few at a time: prepared images take much memory."""
+        parts = [np.empty((0, self.card.dimension), np.float32)]
+        for start in range(0, len(inputs), PREPARED):
+            parts.append(self.forward(self.prepare(inputs[start : start + PREPARED])))
+        return np.concatenate(parts)
+
+    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Texts in the space of the embeddings, [n, d]: vectors of classes, from a description of each.
+
+        Raises VeilfedError(INPUT_INVALID) for a model that reads no text.
+        """
+        if self.card.modality == "text":
+            inputs: Any = texts
+            return self.embed(inputs)
+        raise VeilfedError(Code.INPUT_INVALID, f"the model {self.card.name} reads images alone: it has no text tower")
+
+
+class Loader(Protocol):
+    """What an entry point `veilfed.models` names: most often the class of a model.
+
+    `load(folder)` reads the model, its `files` from the packages folder. If it is `named` it stands for many models,
+    the configuration says which (`model: open_clip:ViT-B-32`), and it is `load(folder, name)`.
+
+    `load` raises VeilfedError: MODEL_MISSING or STATE_CORRUPT; where `named` also INPUT_INVALID for a model that there
+    is not or that cannot be served, and PACKAGE_MISSING.
+    """
+
+    files: Sequence[PackageFile]
+    named: bool
+    load: Callable[..., Model[Any]]
 
 
 class Attention(nn.Module):
@@ -91,11 +121,21 @@ def read_file(file: PackageFile, folder: Path) -> bytes:
         raise
 
 
-def version_of(files: Sequence[PackageFile], parameters: Mapping[str, object]) -> str:
+def version_of(digests: Iterable[str], parameters: Mapping[str, object]) -> str:
     """SHA-256 over the digests of the files (weights, vocabulary) and all parameters of preprocessing and pooling."""
-    document = {"files": sorted(file.sha256 for file in files), "parameters": dict(parameters)}
+    document = {"files": sorted(digests), "parameters": dict(parameters)}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of a model's weights."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def freeze(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

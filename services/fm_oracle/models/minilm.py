@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fm_oracle.models import texts
 from fm_oracle.models.base import Attention, Card, Model, empty, freeze, read_file, version_of
 from veilfed.errors import Code, VeilfedError
 from veilfed.packages import PackageFile
@@ -41,8 +42,6 @@ DIMENSION, HEADS, BLOCKS, HIDDEN = 384, 12, 6, 1536
 VOCABULARY, POSITIONS = 30522, 512
 NORM_EPSILON = 1e-12
 MAX_TOKENS = 256  # the length that the model was published for; longer texts are truncated
-MAX_CHARACTERS = 100_000  # far more than MAX_TOKENS words, and bounds the tokenizer's work
-PADDED_TOKENS = 512  # most tokens (padding included) of one pass: its activations stay in the cache
 
 
 class Block(nn.Module):
@@ -87,10 +86,7 @@ class Bert(nn.Module):
     @staticmethod
     def pool(x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean over the tokens of [n, t, d] where `mask` [n, t] is True -> [n, d]."""
-        if mask is None:
-            return x.mean(dim=1)
-        weights = mask.to(x.dtype)[:, :, None]
-        return (x * weights).sum(dim=1) / weights.sum(dim=1)
+        return texts.mean_tokens(x, mask)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
@@ -136,17 +132,6 @@ def _weights(data: bytes) -> dict[str, Tensor]:
     return weights
 
 
-def _passes(lengths: Sequence[int]) -> list[list[int]]:
-    """Groups texts of similar length, so that little padding is computed: positions of each pass."""
-    passes: list[list[int]] = []
-    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # The texts come shortest first: the newest one is the longest and sets the padding of its pass.
-        if not passes or (len(passes[-1]) + 1) * lengths[position] > PADDED_TOKENS:
-            passes.append([])
-        passes[-1].append(position)
-    return passes
-
-
 class MiniLM(Model[str]):
     """Texts -> mean-pooled token features, not normalised."""
 
@@ -156,7 +141,15 @@ class MiniLM(Model[str]):
         self.bert = bert
         self._tokenizer = tokenizer
         parameters = {"model": "minilm", "max_tokens": MAX_TOKENS, "pooling": "mean", "blocks": BLOCKS}
-        self.card = Card("minilm", version_of(self.files, parameters), "text", DIMENSION, BLOCKS, MAX_TOKENS, 0)
+        self.card = Card(
+            "minilm",
+            version_of((file.sha256 for file in self.files), parameters),
+            "text",
+            DIMENSION,
+            BLOCKS,
+            MAX_TOKENS,
+            0,
+        )
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -169,27 +162,7 @@ class MiniLM(Model[str]):
 
     def prepare(self, inputs: Sequence[str]) -> list[NDArray[Any]]:
         """Token numbers, int64 [t] for each text, 2 <= t <= MAX_TOKENS."""
-        for position, text in enumerate(inputs):
-            if len(text) > MAX_CHARACTERS:
-                raise VeilfedError(
-                    Code.INPUT_INVALID,
-                    f"text {position} of the batch has {len(text)} characters; at most {MAX_CHARACTERS} are allowed",
-                )
-        encodings = self._tokenizer.encode_batch_fast(list(inputs))
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        return texts.tokenize(self._tokenizer, inputs)
 
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-        out = np.empty((len(prepared), DIMENSION), dtype=np.float32)
-        lengths = [len(tokens) for tokens in prepared]
-        for positions in _passes(lengths):
-            longest = lengths[positions[-1]]
-            tokens = np.zeros((len(positions), longest), dtype=np.int64)
-            for row, position in enumerate(positions):
-                tokens[row, : lengths[position]] = prepared[position]
-            equal = lengths[positions[0]] == longest
-            # Not `tokens != 0`: a text may contain the padding token's own spelling.
-            mask = np.arange(longest) < np.array([[lengths[position]] for position in positions])
-            with torch.inference_mode():
-                result = self.bert(torch.from_numpy(tokens), None if equal else torch.from_numpy(mask))
-            out[positions] = result.numpy()
-        return out
+        return texts.forward(prepared, self.bert, DIMENSION)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from veilfed.errors import Code, VeilfedError
 
 if TYPE_CHECKING:  # names are looked up where torch need not be loaded: `veilfed config check`
-    from fm_oracle.models.base import Model
+    from fm_oracle.models.base import Loader, Model
 
 __all__ = ["embed", "find", "load", "names"]
 
@@ -23,20 +23,29 @@ def names() -> list[str]:
     return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
-def find(name: str) -> "type[Model[Any]]":
-    """The class of a model. Raises VeilfedError(CONFIG_INVALID) that lists what is installed."""
-    for entry in entry_points(group=GROUP, name=name):
-        found: type[Model[Any]] = entry.load()
+def find(name: str) -> "Loader":
+    """What loads a model; of `timm:resnet50` that of timm. Raises CONFIG_INVALID that lists what is installed."""
+    kind = name.partition(":")[0]
+    for entry in entry_points(group=GROUP, name=kind):
+        found: Loader = entry.load()
         return found
-    raise VeilfedError(Code.CONFIG_INVALID, f"there is no model {name}; installed are {', '.join(names())}")
+    raise VeilfedError(Code.CONFIG_INVALID, f"there is no model {kind}; installed are {', '.join(names())}")
 
 
 def load(name: str, folder: Path) -> "Model[Any]":
-    """A model, read from the packages folder. Raises VeilfedError(CONFIG_INVALID, MODEL_MISSING, STATE_CORRUPT)."""
-    return find(name).load(folder)
+    """A model: "minilm", read from the packages folder, or "open_clip:ViT-B-32" and the like.
+
+    Raises VeilfedError: CONFIG_INVALID for an unknown name, and what the model's `load` says.
+    """
+    found = find(name)
+    kind, _, which = name.partition(":")
+    if found.named and not which:
+        raise VeilfedError(Code.CONFIG_INVALID, f"model {kind}: say which one, as {kind}:NAME")
+    if which and not found.named:
+        raise VeilfedError(Code.CONFIG_INVALID, f"model {kind}: is one model, {which!r} says nothing to it")
+    return found.load(folder, which) if found.named else found.load(folder)
 
 
 def embed(model_name: str, inputs: Sequence[str] | Sequence[bytes], folder: Path) -> NDArray[np.float32]:
     """Embeddings [n, d] of texts or encoded images in this process, for benchmarks and trials of the model's owner."""
-    model = load(model_name, folder)
-    return model.forward(model.prepare(inputs))
+    return load(model_name, folder).embed(inputs)

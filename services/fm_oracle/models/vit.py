@@ -183,7 +183,15 @@ class ViT(Model[bytes]):
             "blocks": BLOCKS,
         }
         tokens = 1 + (IMAGE_SIZE // PATCH) ** 2
-        self.card = Card("vit", version_of(self.files, parameters), "image", DIMENSION, BLOCKS, tokens, IMAGE_SIZE)
+        self.card = Card(
+            "vit",
+            version_of((file.sha256 for file in self.files), parameters),
+            "image",
+            DIMENSION,
+            BLOCKS,
+            tokens,
+            IMAGE_SIZE,
+        )
 
     @classmethod
     def load(cls, folder: Path) -> Self:

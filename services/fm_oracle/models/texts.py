@@ -1,0 +1,67 @@
+"""Texts -> token numbers, and batches of them with little padding; for all models that read text."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from veilfed.errors import Code, VeilfedError
+
+__all__ = ["MAX_CHARACTERS", "forward", "mean_tokens", "tokenize"]
+
+MAX_CHARACTERS = 100_000  # far more than any model's tokens, and bounds the tokenizer's work
+PADDED_TOKENS = 512  # most tokens (padding included) of one pass: its activations stay in the cache
+
+
+def tokenize(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[Any]]:
+    """Token numbers, int64 [t] for each text. Raises VeilfedError(INPUT_INVALID) naming a text that is too long."""
+    for position, text in enumerate(texts):
+        if len(text) > MAX_CHARACTERS:
+            raise VeilfedError(
+                Code.INPUT_INVALID,
+                f"text {position} of the batch has {len(text)} characters; at most {MAX_CHARACTERS} are allowed",
+            )
+    return [np.array(encoding.ids, dtype=np.int64) for encoding in tokenizer.encode_batch_fast(list(texts))]
+
+
+def forward(
+    prepared: Sequence[NDArray[Any]], encode: Callable[[Tensor, Tensor | None], Tensor], dimension: int
+) -> NDArray[np.float32]:
+    """`encode` takes tokens int64 [n, t] and a mask [n, t] (None: no padding) to [n, d]; -> float32 [all, d]."""
+    out = np.empty((len(prepared), dimension), dtype=np.float32)
+    lengths = [len(tokens) for tokens in prepared]
+    for positions in _passes(lengths):
+        longest = lengths[positions[-1]]
+        tokens = np.zeros((len(positions), longest), dtype=np.int64)
+        for row, position in enumerate(positions):
+            tokens[row, : lengths[position]] = prepared[position]
+        equal = lengths[positions[0]] == longest
+        # Not `tokens != 0`: a text may contain the padding token's own spelling.
+        mask = np.arange(longest) < np.array([[lengths[position]] for position in positions])
+        with torch.inference_mode():
+            result = encode(torch.from_numpy(tokens), None if equal else torch.from_numpy(mask))
+        out[positions] = result.numpy()
+    return out
+
+
+def mean_tokens(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the tokens of [n, t, d] where `mask` [n, t] is True -> [n, d]."""
+    if mask is None:
+        return x.mean(dim=1)
+    weights = mask.to(x.dtype)[:, :, None]
+    return (x * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def _passes(lengths: Sequence[int]) -> list[list[int]]:
+    """Groups texts of similar length, so that little padding is computed: positions of each pass."""
+    passes: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # The texts come shortest first: the newest one is the longest and sets the padding of its pass.
+        if not passes or (len(passes[-1]) + 1) * lengths[position] > PADDED_TOKENS:
+            passes.append([])
+        passes[-1].append(position)
+    return passes
