@@ -149,7 +149,7 @@ def load_domains(task: Task, packages: Path, cache: Path) -> dict[str, Domain]:
         path = cache / f"{task.name}-{name}-{key[:16]}.f32"
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, model.forward(model.prepare(samples.inputs)).tobytes())
+            write_atomic(path, model.embed(samples.inputs).tobytes())
         features = np.frombuffer(path.read_bytes(), np.float32).reshape(len(samples.inputs), -1)
         domains[name] = Domain(samples, features, class_indices(samples.labels, task.classes))
     return domains

@@ -1,6 +1,7 @@
 """`veilfed oracle`: serve, fetch, describe, usage."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,9 +46,10 @@ def fetch(
 
     A model of another library (`open_clip:ViT-B-32`) is loaded once, so that the library fetches it into its own cache.
     """
-    from fm_oracle.models import registry  # noqa: PLC0415
+    from fm_oracle.models import library, registry  # noqa: PLC0415
 
     target = folder or packages.default_folder()
+    os.environ[library.OFFLINE] = "0"
     for name in models or []:
         if ":" in name:
             registry.load(name, target)

@@ -1,8 +1,13 @@
 """Tiny random models of open_clip, compared with the library's own transform and forward."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -125,3 +130,31 @@ def test_preprocessing_that_is_not_supported_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "tiny", CONFIG, {"resize_mode": "longest"})
     with pytest.raises(VeilfedError, match="resize mode 'longest'"):
         registry.load(f"open_clip:{folder}", tmp_path)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has nothing, and notes what is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def _refuse(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(404)
+
+    do_GET = do_HEAD = _refuse  # noqa: N815
+
+
+@pytest.mark.parametrize("command", ["describe", "fetch"])
+def test_only_fetch_reaches_for_the_network(tmp_path: Path, command: str) -> None:
+    """In a process of its own, as the library decides when it is imported."""
+    Hub.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        environment = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint}
+        arguments = [sys.executable, "-m", "veilfed.cli.main", "oracle", command, "open_clip:ViT-B-32"]
+        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=250, check=False)
+        server.shutdown()
+    assert done.returncode == Code.MODEL_MISSING.exit_code
+    assert "veilfed oracle fetch" in done.stderr
+    assert bool(Hub.asked) is (command == "fetch")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fm_oracle.models import registry
+from tests.support import onnx_folders
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.models import png, published
@@ -91,4 +92,19 @@ async def test_images(federation: Federation, tmp_path: Path) -> None:
         with pytest.raises(VeilfedError, match="image 1 of the batch") as caught:
             await ask(federation, port, bad)
         assert caught.value.code is Code.INPUT_INVALID
+        assert process.terminate() == 0
+
+
+@asynchronous
+async def test_a_model_of_a_family(federation: Federation, tmp_path: Path) -> None:
+    model = f"onnx:{onnx_folders.images(tmp_path / 'mine')}"
+    config = write_config(federation, tmp_path, model=model)
+    rng = np.random.default_rng(0)
+    pictures = [png(rng.integers(0, 255, (6, 8, 3), dtype=np.uint8)) for _ in range(3)]
+    with started(veilfed("oracle", "serve", "--config", config), tmp_path / "oracle") as process:
+        port = process.ready()["port"]
+        card, answers = await ask(federation, port, [EmbedRequest(batch=1, images=Images(values=pictures))])
+        assert (card.model, card.dimension, card.image_size) == ("onnx:mine", 3, 4)
+        expected = registry.embed(model, pictures, tmp_path)
+        assert np.abs(np.subtract(from_tensor(answers[0].embeddings), expected)).max() < 1e-5
         assert process.terminate() == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
@@ -127,3 +128,10 @@ def test_images_that_no_oracle_takes_are_made_smaller(
     own = {"source": "image-folder", "root": root, "domain": "photo"}
     with pytest.raises(VeilfedError, match="make it smaller"):  # an institution's own images are never changed
         source.load(CONFIG.validate_python(own))
+
+
+def test_the_documented_sections_are_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "bring-your-data.md").read_text()
+    sections = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    sources = {CONFIG.validate_python(section["data"]).source for section in sections if "data" in section}
+    assert sources == {"table", "image-folder", "numpy", "huggingface", "pacs", "femnist"}

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 from veilfed import packages
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["digests", "import_library", "loading", "read_json"]
+__all__ = ["OFFLINE", "digests", "import_library", "loading", "read_json"]
 
+OFFLINE = "HF_HUB_OFFLINE"  # read by huggingface_hub, through which the libraries fetch
 MAX_JSON_BYTES = 16 * 1024 * 1024
 
 
 def import_library(name: str) -> Any:
-    """A library of the extra `encoders`. Raises VeilfedError(PACKAGE_MISSING)."""
+    """A library of the extra `encoders`, which is not to fetch anything. Raises VeilfedError(PACKAGE_MISSING).
+
+    An oracle reads what is here and reaches for no network; `veilfed oracle fetch` sets the variable otherwise.
+    """
+    os.environ.setdefault(OFFLINE, "1")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -39,7 +45,7 @@ def loading(what: str) -> Iterator[None]:
         raise VeilfedError(
             Code.MODEL_MISSING,
             f"{what} cannot be loaded: {type(error).__name__}: {reason}",
-            "Check the name, and that its files are here or the network lets the library fetch them.",
+            "Fetch published weights with `veilfed oracle fetch` and the model's whole name; check your own files.",
         ) from None
 
 
@@ -48,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise VeilfedError(Code.MODEL_MISSING, f"{path}: there is no such file") from None
+        raise VeilfedError(Code.MODEL_MISSING, f"{path}: there is no such file", "Check the model's folder.") from None
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
     try:
@@ -63,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def digests(folder: Path, patterns: Sequence[str]) -> list[str]:
     """ "name SHA-256" of the files of a folder that match. Raises VeilfedError(MODEL_MISSING or FILE_UNUSABLE)."""
     if not folder.is_dir():
-        raise VeilfedError(Code.MODEL_MISSING, f"{folder}: there is no such folder")
+        raise VeilfedError(Code.MODEL_MISSING, f"{folder}: there is no such folder", "Check the model's folder.")
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     try:
         return [f"{path.relative_to(folder)} {packages.digest(path)}" for path in files]

@@ -42,7 +42,9 @@ class OnnxFolder:
         path, shown = Path(name), f"onnx:{Path(name).name}"
         runtime = import_library("onnxruntime")
         if not (path / "model.onnx").is_file():
-            raise VeilfedError(Code.MODEL_MISSING, f"{path}: there is no model.onnx in this folder")
+            raise VeilfedError(
+                Code.MODEL_MISSING, f"{path}: there is no model.onnx in this folder", "Check the model's folder."
+            )
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3

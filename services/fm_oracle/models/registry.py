@@ -1,4 +1,10 @@
-"""Finds models by name (entry points `veilfed.models`) and runs them in process."""
+"""Finds models by name (entry points `veilfed.models`) and runs them in process.
+
+model = load("open_clip:ViT-B-32", folder)     "minilm", "vit", "timm:NAME", "transformers:FOLDER", "onnx:FOLDER"
+model.card                                     dimension, modality, version (the key of caches), ...
+model.embed(inputs) -> float32 [n, d]          texts or encoded images, as the modality says; not normalised
+model.embed_texts(prompts) -> float32 [k, d]   vectors of classes, where the model reads text
+"""
 
 from collections.abc import Sequence
 from importlib.metadata import entry_points

@@ -33,7 +33,7 @@ class TimmVision(ImageEncoder):
                 "List its models with python -c 'import timm; print(timm.list_models(pretrained=True))'.",
             )
         if file and not Path(file).is_file():
-            raise VeilfedError(Code.MODEL_MISSING, f"timm:{name}: there is no such file")
+            raise VeilfedError(Code.MODEL_MISSING, f"timm:{name}: there is no such file", "Check the path.")
         with loading(f"timm:{name}"):
             overlay = {"file": file, "hf_hub_id": None, "url": None} if file else None
             # Created with its classifier: without one, timm takes a checkpoint that fits in part for a whole one.
