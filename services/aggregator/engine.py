@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from aggregator.artifacts import Artifacts
+from aggregator.artifacts import Artifacts, Ref
 from aggregator.hub import Hub, Stream
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
@@ -30,7 +30,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
-from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map
+from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map, to_map
 
 __all__ = ["Engine", "steady_clock"]
 
@@ -71,6 +71,8 @@ class Engine:
         self.artifacts = artifacts
         self._database = database
         self._models: OrderedDict[str, TensorMap] = OrderedDict()
+        # Of each job: its newest round, and how many of the tasks given out are not answered.
+        self._expected: dict[str, tuple[int, int]] = {}
         self._folds: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.stopping = False
         self._chores: set[asyncio.Task[Any]] = set()
@@ -96,7 +98,8 @@ class Engine:
         while self._chores:  # short, and somebody may wait for them
             await asyncio.gather(*self._chores, return_exceptions=True)
 
-    def _spawn(self, chore: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
+    def spawn(self, chore: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
+        """A task that the end of the service waits for."""
         task = asyncio.create_task(chore)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
@@ -114,7 +117,7 @@ class Engine:
 
     async def change(self, function: Callable[[Connection], Effects], first: Callable[[], None] | None = None) -> None:
         """One transition, `first`, and what follows from it: all of it even if who asked has gone meanwhile."""
-        await asyncio.shield(self._spawn(self._change(function, first)))
+        await asyncio.shield(self.spawn(self._change(function, first)))
 
     async def _change(self, function: Callable[[Connection], Effects], first: Callable[[], None] | None) -> None:
         effects = await self.run(function)
@@ -140,16 +143,26 @@ class Engine:
             message = TaskEnded(job_id=ended.job_id, round=ended.round, token=ended.token, reason=ended.reason)
             self.hub.send(ended.session, WorkResponse(ended=message))
         for offer in effects.offers:
+            number, count = self._expected.get(offer.job_id, (-1, 0))
+            self._expected[offer.job_id] = (offer.round, count + 1 if number == offer.round else 1)
             self.hub.send(offer.session, offer)
         for key in effects.folds:
             if key not in self._folds and not self.stopping:
                 self._folds[key] = asyncio.create_task(self._fold(*key))
         for job_id in effects.jobs_ended:
             self.machine.forget(job_id)
+            self._expected.pop(job_id, None)
             log.info("job ended", job=job_id)
-            self._spawn(asyncio.to_thread(self.artifacts.drop_job, job_id))
+            self.spawn(asyncio.to_thread(self.artifacts.drop_job, job_id))
         for job_id in effects.changed:
             self.hub.wake(job_id)
+
+    def expects_more(self, job_id: str, number: int) -> bool:
+        """Counts one answer to a task of a round; tells whether others are likely to come, which is a guess."""
+        current, count = self._expected.get(job_id, (-1, 0))
+        if current == number:
+            self._expected[job_id] = (number, count - 1)
+        return current == number and count > 1
 
     # Time.
 
@@ -190,7 +203,7 @@ class Engine:
 
     async def join(self, identity: Identity, software_version: str) -> str:
         """A new session; the identity's older one ends, even if who asked has gone meanwhile. Returns its secret."""
-        return await asyncio.shield(self._spawn(self._join(identity, software_version)))
+        return await asyncio.shield(self.spawn(self._join(identity, software_version)))
 
     async def _join(self, identity: Identity, software_version: str) -> str:
         secret, before = await self.run(
@@ -258,13 +271,18 @@ class Engine:
         return found if found is not None else await self.run(lambda c: self.machine.job(c, job_id))
 
     async def _inline(self, sha256: str) -> TensorMap:
-        if sha256 not in self._models:
-            data = await asyncio.to_thread(self.artifacts.model, sha256)
-            self._models[sha256] = TensorMap.FromString(data)
+        message = self._models.get(sha256)
+        if message is None:
+            message = TensorMap.FromString(await asyncio.to_thread(self.artifacts.model, sha256))
+        self._remember(sha256, message)
+        return message
+
+    def _remember(self, sha256: str, model: TensorMap) -> None:
+        """Keeps a model that travels inline at hand."""
+        self._models[sha256] = model
         self._models.move_to_end(sha256)
         while len(self._models) > MAX_CACHED_MODELS:
             self._models.popitem(last=False)
-        return self._models[sha256]
 
     # Folding.
 
@@ -272,20 +290,23 @@ class Engine:
         """Folds a round from the kept updates and publishes the result."""
         try:
             job = await self.job(job_id)
-            inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
-            start = await self.run(partial(queries.round_model, job_id=job_id, number=number))
+            start, inputs = await self.run(
+                lambda c: (queries.round_model(c, job_id, number), self.machine.inputs(c, job_id, number))
+            )
             try:
-                folding = partial(self._folded, job, number, start, inputs)
-                model = await asyncio.to_thread(lambda: self.artifacts.put_model(folding()))
+                model, message = await asyncio.to_thread(self._folded, job, number, start, inputs)
             except _Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
                 await self.change(lost)
                 return  # the timer folds again what is left
+            if message is not None:
+                self._remember(model.sha256, message)
             await self.change_live(
                 lambda connection, live: self.machine.publish(connection, job_id, number, model, live)
             )
-            await asyncio.to_thread(self.artifacts.drop_updates, job_id, number)
+            if any(item.parameters is None for item in inputs):
+                await asyncio.to_thread(self.artifacts.drop_updates, job_id, number)
         except Exception as error:  # such as a full disk: the round stays, and is tried again
             log.error("folding failed", job=job_id, round=number, exc_info=error)
             await asyncio.sleep(RETRY_SECONDS)
@@ -300,8 +321,11 @@ class Engine:
             raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
         return item.parameters
 
-    def _folded(self, job: Job, number: int, start: str, inputs: list[Input]) -> bytes:
-        """The bytes of the next model; `start` is the SHA-256 of the one that the round started from."""
+    def _folded(self, job: Job, number: int, start: str, inputs: list[Input]) -> tuple[Ref, TensorMap | None]:
+        """Folds and keeps the next model; gives it itself too if it travels inline.
+
+        `start` is the SHA-256 of the model that the round started from.
+        """
         damaged: list[str] = []
 
         def updates() -> Iterator[tuple[float, Arrays]]:
@@ -316,7 +340,9 @@ class Engine:
                     yield item.weight, arrays
 
         try:
-            return map_bytes(job.strategy.fold(updates(), lambda: parse_map(self.artifacts.model(start))))
+            model = to_map(job.strategy.fold(updates(), lambda: parse_map(self.artifacts.model(start))))
         finally:
             if damaged:
                 raise _Damaged(damaged)
+        ref = self.artifacts.put_model(model.SerializeToString(deterministic=True))
+        return ref, model if ref.size <= INLINE_LIMIT else None

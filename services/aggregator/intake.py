@@ -8,10 +8,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from aggregator import gate
+from aggregator.answers import AnswerQueue
 from aggregator.engine import Engine
 from aggregator.hub import Stream
+from aggregator.rounds.answers import Claim, Found, Taken
 from aggregator.rounds.book import Job
-from aggregator.rounds.machine import Claim, Found, Taken
 from aggregator.rounds.records import Offer, Refused
 from aggregator.words import printable
 from veilfed.errors import Code, VeilfedError
@@ -37,6 +38,7 @@ class Intake:
 
     def __init__(self, engine: Engine, credentials: Credentials) -> None:
         self._engine = engine
+        self._answers = AnswerQueue(engine)
         self._key = load_key(credentials.key_pem, "key")
         self._certificate_pem = credentials.certificate_pem
 
@@ -59,9 +61,7 @@ class Intake:
             taken = gated() if _short(update) else await asyncio.to_thread(gated)
             receipt = WorkResponse(receipt=self._receipt(claim, update))
             # The receipt goes first: what follows may be the next task.
-            await engine.change(
-                partial(engine.machine.accept, claim=claim, taken=taken), first=partial(stream.send, receipt)
-            )
+            await self._answers.accept(claim, taken, first=partial(stream.send, receipt))
         except VeilfedError as error:
             await self._refused(stream, claim, error)
             return

@@ -62,7 +62,7 @@ class Jobs(JobServiceServicer):
                     after = event.number
                 if ended:
                     return
-                if not events:
+                if len(events) < queries.MAX_EVENTS:
                     await changed.wait()
                     await asyncio.sleep(GATHER_SECONDS)
         # An end in order would say that the job has ended.

@@ -102,6 +102,9 @@ class Session:
     def close(self) -> None:
         """The connection is about to be closed."""
         self._closed = True
+        while not self._outgoing.empty():
+            if (request := self._outgoing.get_nowait()) is not None:
+                self._gate.withdraw(request)
 
     @property
     def idle(self) -> bool:
@@ -123,8 +126,7 @@ class Session:
 
     def _send(self, request: WorkRequest) -> None:
         # A message that the gate refuses later would end the whole stream.
-        self._gate.check(self._gate.aggregator, COORDINATOR + "Work", request)
-        self._outgoing.put_nowait(request)
+        self._outgoing.put_nowait(self._gate.admit_ahead(self._gate.aggregator, COORDINATOR + "Work", request))
 
     def finish(self) -> None:
         """Ends the stream after what is queued."""

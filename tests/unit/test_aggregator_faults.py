@@ -68,7 +68,7 @@ async def test_a_job_that_is_cancelled_while_it_folds_blames_nobody(tmp_path: Pa
         job_id = await engine.submit(spec("north"))
         folded = engine._folded
 
-        def cancelled(*args: Any) -> bytes:
+        def cancelled(*args: Any) -> Any:
             asyncio.run_coroutine_threadsafe(engine.cancel(job_id, identity("north")), loop).result(10)
             engine.artifacts.drop_job(job_id)
             return folded(*args)

@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from aggregator.artifacts import Ref
 from aggregator.rounds import queries, sessions
-from aggregator.rounds.machine import Claim, Machine, Taken
+from aggregator.rounds.answers import Claim, Taken
+from aggregator.rounds.machine import Machine
 from aggregator.rounds.records import Effects, Input, Offer, Refused
 from aggregator.store.database import migrate, open_engine
 from tests.support.aggregators import job_spec
@@ -101,7 +102,20 @@ class World:
         claim = self.claim(institution, **changes)
         trains = self.tasks[institution].trains
         taken = Taken("a" * 64 if trains else "", float(trains), EVALUATIONS, HEAD)
-        self.change(lambda c: self.machine.accept(c, claim, taken))
+        self.answer_all([(claim, taken)])
+
+    def answer_all(self, answers: list[tuple[Claim, Taken]]) -> None:
+        """Several answers in one transaction. Raises the first that is not taken, after the others."""
+
+        def accept(connection: Connection) -> Effects:
+            outcomes, effects = self.machine.accept(connection, answers)
+            errors.extend(error for error in outcomes if error is not None)
+            return effects
+
+        errors: list[VeilfedError] = []
+        self.change(accept)
+        if errors:
+            raise errors[0]
 
     def refuse(self, institution: str, code: str = "UPDATE_INVALID", reason: str = "not finite") -> None:
         claim = self.claim(institution)

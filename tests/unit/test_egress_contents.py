@@ -87,7 +87,7 @@ def test_contents_of_an_update(tmp_path: Path, signer: Countersigner, fields: di
     async def scenario(bench: Bench) -> None:
         bench.gate.expect(JOB, SHAPES, rounds=3, max_weight=100)
         with denied(reason):
-            bench.gate.check(AGGREGATOR, COORDINATOR + "Work", message)
+            bench.gate.admit_ahead(AGGREGATOR, COORDINATOR + "Work", message)
         with denied(reason):
             await bench.work(message)
         assert bench.server.got == []
@@ -238,9 +238,9 @@ def test_inputs_by_another_ledger_of_the_institution_count(tmp_path: Path, signe
     policy = EgressPolicy(max_embeddings=4)
     beside = [tmp_path / "ledger", tmp_path / "not-there"]
     with EgressGate(policy, AGENT, tmp_path / "other", AGGREGATOR, signer.bundle, beside) as gate:
-        gate.check(ORACLE_ID, ORACLE + "Embed", texts(1), own_zone=True)
+        gate.admit_ahead(ORACLE_ID, ORACLE + "Embed", texts(1), own_zone=True)
         with denied("more than the 4 inputs"):
-            gate.check(ORACLE_ID, ORACLE + "Embed", texts(2), own_zone=True)
+            gate.admit_ahead(ORACLE_ID, ORACLE + "Embed", texts(2), own_zone=True)
 
 
 def test_a_budget_that_is_used_up_stops_what_it_is_for_alone(tmp_path: Path, signer: Countersigner) -> None:
@@ -265,7 +265,7 @@ def test_nothing_but_refusals_leaves_for_a_job_without_consent(tmp_path: Path, s
     async def scenario(bench: Bench) -> None:
         for name, message in (("Fetch", fetch), ("Stat", stat), ("Work", evaluation), ("Work", update())):
             with denied("not one that this institution consented to"):
-                bench.gate.check(AGGREGATOR, COORDINATOR + name, message)
+                bench.gate.admit_ahead(AGGREGATOR, COORDINATOR + name, message)
         await bench.work(refusal)
 
     run(tmp_path, signer, scenario)

@@ -148,7 +148,7 @@ def test_every_other_type_of_message_is_refused(tmp_path: Path, signer: Counters
             for message in kinds:
                 if message.DESCRIPTOR is not right:
                     with denied("type of message is not on the allow-list"):
-                        bench.gate.check(to, name, message)
+                        bench.gate.admit_ahead(to, name, message)
 
     run(tmp_path, signer, scenario)
 
@@ -195,7 +195,9 @@ def test_other_servers_are_refused(tmp_path: Path, signer: Countersigner) -> Non
         with denied("is not of the zone of north"):
             bench.channel(VENDOR, own_zone=True)
         with denied("of another federation"):
-            bench.gate.check(Identity.parse("spiffe://other/oracle/north/main"), ORACLE + "Describe", DescribeRequest())
+            bench.gate.admit_ahead(
+                Identity.parse("spiffe://other/oracle/north/main"), ORACLE + "Describe", DescribeRequest()
+            )
 
     run(tmp_path, signer, scenario)
 
@@ -234,7 +236,7 @@ def test_fields_outside_the_protocol_are_refused(tmp_path: Path, signer: Counter
 
     async def scenario(bench: Bench) -> None:
         with denied("not in the protocol"):
-            bench.gate.check(AGGREGATOR, COORDINATOR + "Join", JoinRequest.FromString(inner))
+            bench.gate.admit_ahead(AGGREGATOR, COORDINATOR + "Join", JoinRequest.FromString(inner))
         with denied("not in the protocol"):
             await bench.work(deep)
         assert bench.server.got == []
@@ -307,11 +309,30 @@ def test_what_was_checked_is_what_is_sent(tmp_path: Path, signer: Countersigner)
         message = heartbeat()
         call = stream(bench.channel(), COORDINATOR + "Work", WorkResponse)()
         await call.write(message)
-        admitted = await bench.gate.admit(flow_to_work(bench), message)
+        admitted = bench.gate.admit(flow_to_work(bench), message)
         message.heartbeat.activity = TEXT
         assert admitted == heartbeat()
         await call.read()
         call.cancel()
+
+    run(tmp_path, signer, scenario)
+
+
+def test_what_is_admitted_ahead_passes_once_and_there_alone(tmp_path: Path, signer: Countersigner) -> None:
+    async def scenario(bench: Bench) -> None:
+        work = COORDINATOR + "Work"
+        admitted = bench.gate.admit_ahead(AGGREGATOR, work, heartbeat())
+        records = bench.gate.head.records
+        with denied("may go to the aggregator only"):
+            bench.gate.admit_ahead(ORACLE_ID, work, admitted, own_zone=True)
+        assert bench.gate.head.records == records + 1
+        assert bench.gate.admit(flow_to_work(bench), admitted) is admitted
+        assert bench.gate.head.records == records + 1
+        assert bench.gate.admit(flow_to_work(bench), admitted) is not admitted
+        assert bench.gate.head.records == records + 2
+        again = bench.gate.admit_ahead(AGGREGATOR, work, heartbeat())
+        bench.gate.withdraw(again)
+        assert bench.gate.admit(flow_to_work(bench), again) is not again
 
     run(tmp_path, signer, scenario)
 

@@ -1,7 +1,7 @@
 """What all transitions share: the clock, the jobs' specifications, the events."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,19 @@ class Book:
 
     def event(self, connection: Connection, effects: Effects, job_id: str, kind: str, **values: Any) -> None:
         """Writes down what happened; values are columns of EventRow."""
-        row = {"job_id": job_id, "time_ms": self.clock(), "kind": kind, **_NO_DETAILS, **values}
-        connection.execute(_NEW_EVENT, row)
-        effects.changed.add(job_id)
+        self.events(connection, effects, [(job_id, kind, values)])
+
+    def events(
+        self, connection: Connection, effects: Effects, happened: Sequence[tuple[str, str, dict[str, Any]]]
+    ) -> None:
+        """Writes down several: (job, kind, other columns of EventRow)."""
+        now = self.clock()
+        rows = [
+            {"job_id": job_id, "time_ms": now, "kind": kind, **_NO_DETAILS, **values}
+            for job_id, kind, values in happened
+        ]
+        connection.execute(_NEW_EVENT, rows)
+        effects.changed.update(job_id for job_id, _, _ in happened)
 
     def forget(self, job_id: str) -> None:
         """Drops what is remembered of a job that has ended; it can be read again."""

@@ -4,7 +4,7 @@ from sqlalchemy import Connection, and_, bindparam, func, select, update
 
 from aggregator.rounds.book import Book, Job
 from aggregator.rounds.records import OPEN_TASKS, Effects, Ended, Input, JobState, Refused, RoundState, TaskState
-from aggregator.store.schema import TASKS, AgentRow, JobRow, RoundRow, TaskRow
+from aggregator.store.schema import ROUNDS, TASKS, AgentRow, JobRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
 __all__ = ["Closing"]
@@ -19,6 +19,27 @@ _DROP_PARAMETERS = (
     update(TASKS)
     .where(TaskRow.job_id == bindparam("of_job"), TaskRow.round >= bindparam("since"), TaskRow.parameters.is_not(None))
     .values(parameters=None)
+)
+
+
+_CLOSE = (
+    update(ROUNDS)
+    .where(
+        RoundRow.job_id == bindparam("of_job"),
+        RoundRow.number == bindparam("round"),
+        RoundRow.state == RoundState.OPEN,
+    )
+    .values(state=bindparam("new_state"))
+)
+_INPUTS = (
+    select(TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
+    .where(
+        TaskRow.job_id == bindparam("job_id"),
+        TaskRow.round == bindparam("number"),
+        TaskRow.state == TaskState.DONE,
+        TaskRow.trains,
+    )
+    .order_by(TaskRow.institution)
 )
 
 
@@ -81,11 +102,8 @@ class Closing(Book):
     def _close(self, connection: Connection, job: Job, number: int, waiting: bool, effects: Effects) -> None:
         """Ends the wait for updates; the fold comes next, except after the closing evaluation."""
         closing = number == job.spec.rounds
-        closed = connection.execute(
-            update(RoundRow)
-            .where(RoundRow.job_id == job.id, RoundRow.number == number, RoundRow.state == RoundState.OPEN)
-            .values(state=RoundState.PUBLISHED if closing else RoundState.FOLDING)
-        )
+        new_state = RoundState.PUBLISHED if closing else RoundState.FOLDING
+        closed = connection.execute(_CLOSE, {"of_job": job.id, "round": number, "new_state": new_state})
         if closed.rowcount == 0:
             return
         if waiting:
@@ -170,11 +188,7 @@ class Closing(Book):
 
     def inputs(self, connection: Connection, job_id: str, number: int) -> list[Input]:
         """The updates that the round took."""
-        rows = connection.execute(
-            select(TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
-            .where(TaskRow.job_id == job_id, TaskRow.round == number, TaskRow.state == TaskState.DONE, TaskRow.trains)
-            .order_by(TaskRow.institution)
-        ).all()
+        rows = connection.execute(_INPUTS, {"job_id": job_id, "number": number})
         return [Input(*row) for row in rows]
 
     def _drop_parameters(self, connection: Connection, job_id: str, since: int = 0) -> None:

@@ -7,112 +7,41 @@ Round T, the closing evaluation, has nothing to fold and goes from open to publi
 """
 
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, insert, select, update
 
 from aggregator.artifacts import Ref
 from aggregator.rounds import sessions
-from aggregator.rounds.book import Job, evaluations_json
-from aggregator.rounds.closing import Closing
-from aggregator.rounds.records import (
-    OPEN_TASKS,
-    Effects,
-    JobState,
-    Live,
-    Offer,
-    Refused,
-    RoundState,
-    TaskState,
-)
-from aggregator.store.schema import TASKS, AgentRow, JobRow, RoundRow, TaskRow
+from aggregator.rounds.answers import Answers
+from aggregator.rounds.book import Job
+from aggregator.rounds.records import Effects, JobState, Live, Offer, RoundState, TaskState
+from aggregator.store.schema import JOBS, ROUNDS, TASKS, JobRow, RoundRow
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.jobs import JobSpec
-from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead
 
-__all__ = ["Claim", "Found", "Machine", "Taken"]
+__all__ = ["Machine"]
 
-
-@dataclass(frozen=True)
-class Taken:
-    """An update that has passed the gate."""
-
-    update_sha256: str
-    weight: float
-    evaluations: list[Evaluation]
-    head: LedgerHead
-    # None if they are in a file.
-    parameters: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Who says to answer which task."""
-
-    identity: Identity
-    session: str
-    job_id: str
-    round: int
-    token: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """The task that a claim names."""
-
-    job_id: str
-    round: int
-    institution: str
-    trains: bool
-    token: str
-
-
-# The statements of the hot path are made once: to make one takes longer than to run it.
-_FIND = (
-    select(
-        TaskRow.job_id,
-        TaskRow.round,
-        TaskRow.institution,
-        TaskRow.trains,
-        TaskRow.state,
-        TaskRow.token,
-        TaskRow.leased_to,
-        RoundRow.state.label("round_state"),
-        AgentRow.identity.label("session_identity"),
-    )
-    .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))
-    .outerjoin(AgentRow, AgentRow.session == bindparam("session"))
-    .where(TaskRow.token == bindparam("token"))
-)
-_FINISH = (
-    update(TASKS)
-    .where(TaskRow.token == bindparam("answered"), TaskRow.state.in_(OPEN_TASKS))
-    .values(
-        {
-            name: bindparam(name)
-            for name in (
-                "state",
-                "finished_ms",
-                "code",
-                "reason",
-                "identity",
-                "update_sha256",
-                "parameters",
-                "weight",
-                "evaluations",
-                "ledger_records",
-                "ledger_sha256",
-            )
-        }
-    )
-)
+# Made once, as in aggregator.rounds.answers.
 _NEW_TASKS = insert(TASKS)
+_NEW_ROUND = insert(ROUNDS)
+_PUBLISH = (
+    update(ROUNDS)
+    .where(
+        RoundRow.job_id == bindparam("of_job"),
+        RoundRow.number == bindparam("round"),
+        RoundRow.state == RoundState.FOLDING,
+    )
+    .values(state=RoundState.PUBLISHED, published_sha256=bindparam("published_sha256"))
+)
+_COUNT_PUBLISHED = (
+    update(JOBS).where(JobRow.id == bindparam("of_job")).values(rounds_published=bindparam("rounds_published"))
+)
 
 
-class Machine(Closing):
-    """Jobs and rounds from their start; their end is in Closing."""
+class Machine(Answers):
+    """Jobs and rounds from their start; what agents answer is in Answers, how rounds end in Closing."""
 
     # Jobs.
 
@@ -173,8 +102,9 @@ class Machine(Closing):
 
     def _insert_round(self, connection: Connection, job_id: str, number: int, model: Ref, **values: Any) -> None:
         """A round in the state pending, unless values say otherwise."""
-        row = {"state": RoundState.PENDING, "model_sha256": model.sha256, "model_size": model.size, **values}
-        connection.execute(insert(RoundRow).values(job_id=job_id, number=number, **row))
+        row = {"state": RoundState.PENDING, "opened_ms": 0, "deadline_ms": 0, "due_ms": 0, **values}
+        row |= {"job_id": job_id, "number": number, "model_sha256": model.sha256, "model_size": model.size}
+        connection.execute(_NEW_ROUND, row)
 
     def _opening(self, job: Job) -> dict[str, Any]:
         """What a round has when it opens now."""
@@ -241,92 +171,13 @@ class Machine(Closing):
         connection.execute(_NEW_TASKS, tasks)
         self.event(connection, effects, job.id, "round_opened", round=number)
 
-    # Answers of the agents.
-
-    def find(self, connection: Connection, claim: Claim) -> Found:
-        """The open task that a claim names.
-
-        Raises VeilfedError: SESSION_INVALID, TASK_INVALID, UPDATE_DUPLICATE or ROUND_CLOSED. None of these excludes
-        anyone: they say nothing about the institution's update.
-        """
-        row = connection.execute(_FIND, {"token": claim.token, "session": claim.session}).one_or_none()
-        if row is None:
-            sessions.check(connection, claim.session, claim.identity)
-        elif row.session_identity != str(claim.identity):
-            raise sessions.invalid()
-        if (
-            row is None
-            or row.institution != claim.identity.institution
-            or (row.job_id, row.round) != (claim.job_id, claim.round)
-        ):
-            raise VeilfedError(Code.TASK_INVALID, "no task of this institution has this job, round and token")
-        where = f"round {row.round} of job {row.job_id}"
-        if row.state == TaskState.DONE:
-            raise VeilfedError(Code.UPDATE_DUPLICATE, f"an update of this institution is in {where} already")
-        if row.state == TaskState.EXCLUDED:
-            raise VeilfedError(Code.TASK_INVALID, f"this institution is excluded from {where}")
-        if row.round_state != RoundState.OPEN or row.state == TaskState.MISSING:
-            raise VeilfedError(Code.ROUND_CLOSED, f"{where} is {row.round_state}")
-        if row.state == TaskState.LEASED and row.leased_to != claim.session:
-            raise VeilfedError(Code.TASK_INVALID, f"{where} was given to another agent of this institution")
-        return Found(row.job_id, row.round, row.institution, row.trains, row.token)
-
-    def accept(self, connection: Connection, claim: Claim, taken: Taken) -> Effects:
-        """Takes an update into its round. Raises as `find`."""
-        row, effects = self.find(connection, claim), Effects()
-        self._finish(
-            connection,
-            row,
-            TaskState.DONE,
-            identity=str(claim.identity),
-            update_sha256=taken.update_sha256,
-            parameters=taken.parameters,
-            weight=taken.weight,
-            evaluations=(evaluations := evaluations_json(taken.evaluations)),
-            ledger_records=taken.head.records,
-            ledger_sha256=taken.head.sha256,
-        )
-        self.event(
-            connection,
-            effects,
-            row.job_id,
-            "update_taken" if row.trains else "evaluation_taken",
-            round=row.round,
-            institution=row.institution,
-            evaluations=evaluations,
-        )
-        self._advance(connection, row.job_id, row.round, effects)
-        return effects
-
-    def exclude(self, connection: Connection, claim: Claim, refused: Refused) -> Effects:
-        """Leaves the institution out of this round. Raises as `find`."""
-        row, effects = self.find(connection, claim), Effects()
-        self._finish(connection, row, TaskState.EXCLUDED, code=refused.code, reason=refused.reason)
-        self._excluded(connection, row.job_id, row.round, row.institution, refused, effects)
-        self._advance(connection, row.job_id, row.round, effects)
-        return effects
-
-    def _finish(self, connection: Connection, row: Found, state: TaskState, **values: Any) -> None:
-        empty = {"code": "", "reason": "", "identity": "", "update_sha256": "", "parameters": None, "weight": 0.0}
-        empty |= {"evaluations": "[]", "ledger_records": 0, "ledger_sha256": ""}
-        done = connection.execute(
-            _FINISH,
-            {**empty, **values, "answered": row.token, "state": state, "finished_ms": self.clock()},
-        )
-        if done.rowcount != 1:
-            raise VeilfedError(Code.UPDATE_DUPLICATE, "the task was answered in the meantime")
-
     def publish(self, connection: Connection, job_id: str, number: int, model: Ref, live: Live) -> Effects:
         """folding -> published, and the next round opens. Nothing if the job has ended meanwhile."""
         effects = Effects()
-        published = connection.execute(
-            update(RoundRow)
-            .where(RoundRow.job_id == job_id, RoundRow.number == number, RoundRow.state == RoundState.FOLDING)
-            .values(state=RoundState.PUBLISHED, published_sha256=model.sha256)
-        )
+        published = connection.execute(_PUBLISH, {"of_job": job_id, "round": number, "published_sha256": model.sha256})
         if published.rowcount:
             self._drop_parameters(connection, job_id, number)
-            connection.execute(update(JobRow).where(JobRow.id == job_id).values(rounds_published=number + 1))
+            connection.execute(_COUNT_PUBLISHED, {"of_job": job_id, "rounds_published": number + 1})
             self.event(connection, effects, job_id, "round_published", round=number, text=model.sha256)
             job = self.job(connection, job_id)
             opening = self._opening(job)

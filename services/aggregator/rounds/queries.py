@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, or_, select
+from sqlalchemy import Connection, Row, bindparam, or_, select
 
 from aggregator.rounds.book import kept_spec
 from aggregator.rounds.records import JobState
@@ -22,7 +22,7 @@ from veilfed.v1.aggregator_pb2 import (
     WatchJobResponse,
 )
 
-__all__ = ["details", "events", "is_model", "round_model", "running", "summaries"]
+__all__ = ["MAX_EVENTS", "details", "events", "is_model", "round_model", "running", "summaries"]
 
 MAX_SUMMARIES = 1000
 # Answers stay below the limit of messages, whatever agents gave as reasons: the newest rounds are told, and long words
@@ -32,6 +32,7 @@ MAX_DETAILS_BYTES = MAX_MESSAGE_BYTES * 7 // 8
 MAX_WORDS_BYTES = 256 * 1024
 MAX_ERROR_BYTES = 1000
 MAX_EVENTS = 500
+NO_JOB = "there is no such job"
 # Numbers on the wire may be larger than those of a database.
 MAX_NUMBER = 2**63 - 1
 
@@ -57,7 +58,7 @@ def _summary(row: Row[Any]) -> JobSummary:
 def _job(connection: Connection, job_id: str) -> Row[Any]:
     row = connection.execute(select(JobRow.__table__).where(JobRow.id == job_id)).one_or_none()
     if row is None:
-        raise VeilfedError(Code.NOT_FOUND, "there is no such job")
+        raise VeilfedError(Code.NOT_FOUND, NO_JOB)
     return row
 
 
@@ -149,15 +150,24 @@ def _clients(connection: Connection, institutions: list[str], connected: Collect
     ]
 
 
+_STATE = select(JobRow.state).where(JobRow.id == bindparam("job_id"))
+_EVENTS = (
+    select(EventRow.__table__)
+    .where(EventRow.job_id == bindparam("job_id"), EventRow.number > bindparam("after"))
+    .order_by(EventRow.number)
+    .limit(MAX_EVENTS)
+)
+
+
 def events(connection: Connection, job_id: str, after: int) -> tuple[list[WatchJobResponse], bool]:
-    """The events of a job after a number, and whether no more can come. Raises VeilfedError(NOT_FOUND)."""
-    job = _job(connection, job_id)
-    rows = connection.execute(
-        select(EventRow.__table__)
-        .where(EventRow.job_id == job_id, EventRow.number > min(after, MAX_NUMBER))
-        .order_by(EventRow.number)
-        .limit(MAX_EVENTS)
-    ).all()
+    """The next events of a job after a number, up to MAX_EVENTS; and whether no more can come.
+
+    Raises VeilfedError(NOT_FOUND).
+    """
+    state = connection.execute(_STATE, {"job_id": job_id}).scalar()
+    if state is None:
+        raise VeilfedError(Code.NOT_FOUND, NO_JOB)
+    rows = connection.execute(_EVENTS, {"job_id": job_id, "after": min(after, MAX_NUMBER)}).all()
     found = [
         WatchJobResponse(
             number=row.number,
@@ -170,7 +180,7 @@ def events(connection: Connection, job_id: str, after: int) -> tuple[list[WatchJ
         )
         for row in rows
     ]
-    return found, len(found) < MAX_EVENTS and job.state != JobState.RUNNING
+    return found, len(found) < MAX_EVENTS and state != JobState.RUNNING
 
 
 def is_model(connection: Connection, job_id: str, sha256: str) -> bool:

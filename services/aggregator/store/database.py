@@ -103,6 +103,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
         self._thread = ThreadPoolExecutor(1, "database")
+        self._kept: Connection | None = None
         self._waiting: deque[_Call] = deque()
 
     async def open(self) -> None:
@@ -130,8 +131,15 @@ class Database:
                 call.error = call.error or error
         loop.call_soon_threadsafe(_deliver, calls)
 
+    def _connection(self) -> Connection:
+        """The thread's connection. One that was lost is made anew by SQLAlchemy when a transaction begins."""
+        if self._kept is None:
+            self._kept = self.engine.connect()
+        return self._kept
+
     def _transact(self, calls: list[_Call]) -> None:
-        with suppress(_Again), self.engine.begin() as connection:
+        connection = self._connection()
+        with suppress(_Again), connection.begin():
             for call in calls:
                 try:
                     call.result = call.function(connection)
@@ -140,13 +148,15 @@ class Database:
                         raise
                     raise _Again from None
             return
-        with self.engine.begin() as connection:
+        with connection.begin():
             for call in calls:
                 _attempt(connection, call)
 
     def close(self) -> None:
         """Waits for what runs, then closes the connection."""
         self._thread.shutdown(wait=True)
+        if self._kept is not None:
+            self._kept.close()
         self.engine.dispose()
 
 

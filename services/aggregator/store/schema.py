@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-__all__ = ["EVENTS", "TASKS", "AgentRow", "Base", "EventRow", "JobRow", "RoundRow", "TaskRow"]
+__all__ = ["EVENTS", "JOBS", "ROUNDS", "TASKS", "AgentRow", "Base", "EventRow", "JobRow", "RoundRow", "TaskRow"]
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 _Number = BigInteger().with_variant(Integer, "sqlite")
@@ -133,5 +133,7 @@ class EventRow(Base):
 
 
 # As plain tables, for the statements of the hot path.
+JOBS = cast(Table, JobRow.__table__)
+ROUNDS = cast(Table, RoundRow.__table__)
 TASKS = cast(Table, TaskRow.__table__)
 EVENTS = cast(Table, EventRow.__table__)

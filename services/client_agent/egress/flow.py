@@ -60,10 +60,10 @@ class _Interceptor:
         try:
             if isinstance(messages, AsyncIterable):
                 async for message in messages:
-                    yield await self._gate.admit(flow, message)
+                    yield self._gate.admit(flow, message)
             else:
                 for message in messages:
-                    yield await self._gate.admit(flow, message)
+                    yield self._gate.admit(flow, message)
         except Exception as error:
             flow.failure = error
             raise
@@ -71,13 +71,13 @@ class _Interceptor:
 
 class _UnaryUnary(_Interceptor, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        admitted = await self._gate.admit(self._flow(client_call_details), request)
+        admitted = self._gate.admit(self._flow(client_call_details), request)
         return await continuation(client_call_details, admitted)
 
 
 class _UnaryStream(_Interceptor, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        admitted = await self._gate.admit(self._flow(client_call_details), request)
+        admitted = self._gate.admit(self._flow(client_call_details), request)
         return await continuation(client_call_details, admitted)
 
 

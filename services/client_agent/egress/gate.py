@@ -71,6 +71,17 @@ class _Spent:
             self.job_bytes[record["job"]] += record["bytes"]
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """A message that was admitted for a call of this kind, and is kept so that no other gets its id()."""
+
+    message: Message
+    call: Flow
+
+    def allows(self, call: Flow) -> bool:
+        return (call.destination, call.method, call.metadata) == (self.call.destination, self.call.method, False)
+
+
 class EgressGate:
     """Checks and records what one institution sends. Safe to use from several threads."""
 
@@ -98,6 +109,8 @@ class EgressGate:
         # What others have sent, as of this start.
         self._inputs_beside = _inputs(beside) if policy.max_embeddings is not None else 0
         self._allowed: dict[str, Allowed] = {}
+        # Messages that were admitted and are not sent yet, by their id().
+        self._ahead: dict[int, _Ahead] = {}
         self._lock = threading.RLock()
         audit, receipts = Audit(ledger), list[Record]()
 
@@ -145,7 +158,7 @@ class EgressGate:
         """The interceptors of a channel to `server`. They must be the last of the channel's list.
 
         `own_zone` says that the channel trusts the institution's own zone root alone. In a stream, a refused message
-        cancels the call, and reading its responses raises the refusal; `check` tells before.
+        cancels the call, and reading its responses raises the refusal; `admit_ahead` tells before.
         """
         return flow.interceptors(self, self._destination(server, own_zone))
 
@@ -198,13 +211,19 @@ class EgressGate:
             raise VeilfedError(Code.POLICY_DENIED, f"the artifact for job {job}: {refused}") from None
         return artifact
 
-    def check(self, server: Identity, method: str, message: Message, *, own_zone: bool = False) -> None:
-        """Tells whether a message would pass, and records it if not. Raises VeilfedError(POLICY_DENIED)."""
+    def admit_ahead(self, server: Identity, method: str, message: Message, *, own_zone: bool = False) -> Message:
+        """Admits a message before it is queued for its call, which would end if the message were refused in it.
+
+        What this returns passes the interceptors once. Errors as `admit`.
+        """
         call = Flow(self._destination(server, own_zone), method)
-        with self._lock:
-            record, refusal = self._examine(call, message)
-            if refusal is not None:
-                raise self._refuse(record, refusal)
+        admitted = self.admit(call, message)
+        self._ahead[id(admitted)] = _Ahead(admitted, call)
+        return admitted
+
+    def withdraw(self, admitted: Message) -> None:
+        """A message that was admitted ahead will not be sent: the call that it was queued for has ended."""
+        self._ahead.pop(id(admitted), None)
 
     def open(self, call: Flow) -> None:
         """Checks a call before it is started: a stream's method and metadata leave before its first message.
@@ -217,12 +236,17 @@ class EgressGate:
             with self._lock:
                 raise self._refuse(_envelope(call, "", b""), refused) from None
 
-    async def admit(self, call: Flow, message: Message) -> Message:
+    def admit(self, call: Flow, message: Message) -> Message:
         """Checks and records one message of a call; returns the private copy of it that is sent.
 
-        An update gets the ledger's head before its own record. Raises VeilfedError: POLICY_DENIED, or FILE_UNUSABLE
-        when it cannot be recorded; then it does not leave either.
+        May wait for the disk: not in a thread, as to wake one up and to be woken by it takes longer. An update gets
+        the ledger's head before its own record. Raises VeilfedError: POLICY_DENIED, or FILE_UNUSABLE when it cannot
+        be recorded; then it does not leave either.
         """
+        ahead = self._ahead.get(id(message))
+        if ahead is not None and ahead.allows(call):
+            del self._ahead[id(message)]
+            return message
         if not isinstance(message, Message):
             raise self._refuse(_envelope(call, type(message).__name__, b""), Refused("it is not a message"))
         # What was checked must be what is sent, even if the caller changes the message meanwhile.
@@ -238,7 +262,6 @@ class EgressGate:
             self._ledger.append({**record, "decision": "passed"})
             self._spent.add({**record, "decision": "passed"})
         if record["purpose"] in _DURABLE:
-            # Not in a thread: to wake one up and to be woken by it takes longer than to write a record down.
             self._ledger.sync()
         return copy
 
