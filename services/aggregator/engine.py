@@ -30,7 +30,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
-from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map, to_map
+from veilfed.wire.tensors import Array, Arrays, digest, map_bytes, parse_map, to_map
 
 __all__ = ["Engine", "steady_clock"]
 
@@ -180,13 +180,13 @@ class Engine:
 
     # Jobs and agents.
 
-    async def submit(self, text: str) -> str:
-        """Starts a job; returns its id. Raises VeilfedError(JOB_INVALID)."""
+    async def submit(self, text: str, class_vectors: Array | None = None) -> str:
+        """Starts a job; returns its id. `class_vectors` as Strategy.initial. Raises VeilfedError(JOB_INVALID)."""
         spec = await asyncio.to_thread(parse_job, text)
         strategy = strategy_for(spec)
         if strategy.model_bytes > MAX_ARTIFACT_BYTES:
             raise VeilfedError(Code.JOB_INVALID, f"job: the model is larger than {MAX_ARTIFACT_BYTES} bytes")
-        model = await asyncio.to_thread(lambda: self.artifacts.put_model(map_bytes(strategy.initial())))
+        model = await asyncio.to_thread(lambda: self.artifacts.put_model(map_bytes(strategy.initial(class_vectors))))
         job_id = ""
 
         def submit(connection: Connection, live: Live) -> Effects:

@@ -1,4 +1,4 @@
-"""`veilfed agent`: serve, jobs, approve, purge."""
+"""`veilfed agent`: serve, jobs, approve, purge, class-vectors."""
 
 import asyncio
 from pathlib import Path
@@ -10,6 +10,7 @@ from veilfed import logs
 from veilfed.cli import output
 from veilfed.config import load_config
 from veilfed.errors import Code, VeilfedError
+from veilfed.wire.class_vectors import write_class_vectors
 
 __all__ = ["app"]
 
@@ -110,3 +111,23 @@ def purge(
                 folder.purge()
     names = [folder.job_id for folder in folders]
     output.result({"purged": names}, f"Removed the state of {len(names)} jobs.", as_json)
+
+
+@app.command("class-vectors")
+def class_vectors(
+    prompts: Annotated[Path, typer.Argument(help="YAML: for each class its prompt, or a list of prompts.")],
+    config: Config,
+    out: Annotated[Path, typer.Option("--out", help="NAME.npz, for `veilfed job submit --class-vectors`.")],
+    as_json: output.Json = False,
+) -> None:
+    """Has the oracle embed prompts for the classes: class vectors for a job with `initial: class_vectors`."""
+    from client_agent.class_vectors import embed_classes, read_prompts  # noqa: PLC0415
+    from client_agent.config import AgentConfig  # noqa: PLC0415
+
+    loaded = load_config(AgentConfig, config)
+    logs.configure(loaded.log_level)
+    read = read_prompts(prompts)
+    vectors = asyncio.run(embed_classes(loaded, read))
+    write_class_vectors(out, list(read), vectors)
+    document = {"file": str(out), "classes": list(read), "dimension": vectors.shape[1]}
+    output.result(document, f"{out}: vectors of {len(read)} classes, of length {vectors.shape[1]}", as_json)

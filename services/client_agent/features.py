@@ -15,11 +15,12 @@ from client_agent.config import AgentConfig
 from client_agent.data.source import Samples, load
 from client_agent.egress import EgressGate
 from client_agent.oracle_client import Batch, Inputs, OracleClient, connect_oracle
-from client_agent.startup import load_agent_credentials
+from client_agent.startup import load_agent_credentials, open_gate
+from client_agent.state import StateFolder
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 
-__all__ = ["Features", "embed"]
+__all__ = ["Features", "embed_apart"]
 
 log = get_logger("agent.features")
 
@@ -92,6 +93,20 @@ async def embed(oracle: OracleClient, modality: Literal["text", "image"], inputs
     async for rows, embeddings in oracle.embed(modality, inputs):
         features[rows] = embeddings
     return features
+
+
+async def embed_apart(config: AgentConfig, inputs: Inputs, dimension: int | None = None) -> Float:
+    """Embeddings float32 [n, d] of inputs that are not the agent's samples: not cached, in a ledger of their own.
+
+    The agent may run beside it. Raises VeilfedError: INPUT_INVALID where the oracle's embeddings have not the length
+    `dimension`; what the oracle or the gate say.
+    """
+    credentials = load_agent_credentials(config)
+    with open_gate(config, credentials, StateFolder(config.state).predictions_ledger) as gate:
+        async with connect_oracle(credentials, config.oracle, gate) as oracle:
+            if dimension not in {None, oracle.card.dimension}:
+                raise VeilfedError(Code.INPUT_INVALID, "the oracle is not the one that the job was trained with")
+            return await embed(oracle, "text" if isinstance(inputs[0], str) else "image", inputs)
 
 
 async def _progress(batches: AsyncGenerator[Batch, None], total: int) -> AsyncGenerator[Batch, None]:

@@ -69,16 +69,13 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
-    from client_agent.features import embed  # noqa: PLC0415
-    from client_agent.oracle_client import connect_oracle  # noqa: PLC0415
-    from client_agent.startup import load_agent_credentials, open_gate  # noqa: PLC0415
+    from client_agent.features import embed_apart  # noqa: PLC0415
     from client_agent.state import StateFolder  # noqa: PLC0415
     from client_agent.trainers import method_for  # noqa: PLC0415
     from client_agent.work import model_of  # noqa: PLC0415
 
     torch.set_num_threads(config.threads)
-    state = StateFolder(config.state)
-    folder = state.job(job)
+    folder = StateFolder(config.state).job(job)
     strategy, latest = folder.spec().strategy, folder.latest()
     if latest is None:
         raise VeilfedError(
@@ -86,13 +83,8 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
         )
     method, model = method_for(strategy), model_of(latest.model, strategy)
     private = method.read_state(latest.state, f"job {job}") if latest.state else None
-    credentials = load_agent_credentials(config)
     values: Any = [value for _, value in inputs]
-    with open_gate(config, credentials, state.predictions_ledger) as gate:
-        async with connect_oracle(credentials, config.oracle, gate) as oracle:
-            if oracle.card.dimension != strategy.dimension:
-                raise VeilfedError(Code.INPUT_INVALID, "the oracle is not the one that the job was trained with")
-            features = await embed(oracle, "text" if isinstance(values[0], str) else "image", values)
+    features = await embed_apart(config, values, strategy.dimension)
     found = method.probabilities(model, private, features)
     best = np.argmax(found, axis=1)
     return [

@@ -42,7 +42,9 @@ class Prepared:
     test_labels: NDArray[np.int64]
 
 
-def prepare(spec: JobSpec, institution: str, samples: Samples, features: Float, test_fraction: float) -> Prepared:
+def prepare(
+    spec: JobSpec, institution: str, samples: Samples, features: Float, test_fraction: float, policy: EgressPolicy
+) -> Prepared:
     """Splits the samples and checks them against the job.
 
     `features` is float32 [n, d] as the oracle gave them. Raises VeilfedError(DATA_INVALID).
@@ -52,7 +54,14 @@ def prepare(spec: JobSpec, institution: str, samples: Samples, features: Float, 
     train, test = split(samples, strategy.classes, test_fraction, spec.seed)
     method, trainer = method_for(strategy), None
     if institution in spec.cohort.train:
-        trainer = Trainer(method, features[train], labels[train], seed=spec.seed, institution=institution)
+        trainer = Trainer(
+            method,
+            features[train],
+            labels[train],
+            seed=spec.seed,
+            institution=institution,
+            min_class_samples=policy.min_class_samples,
+        )
     return Prepared(spec, method, trainer, len(train), features[test], labels[test])
 
 

@@ -248,7 +248,7 @@ class Worker:
             self._act("embedding")
             samples, features = await desk.features.embedded(spec.strategy.dimension)
             prepared = await self._compute(
-                partial(work.prepare, spec, desk.institution, samples, features, desk.test_fraction)
+                partial(work.prepare, spec, desk.institution, samples, features, desk.test_fraction, desk.gate.policy)
             )
             while len(desk.prepared) >= MAX_PREPARED:
                 desk.prepared.pop(next(iter(desk.prepared)))

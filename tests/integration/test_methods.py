@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -10,16 +10,21 @@ from tests.support.agents import spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.parties import Parties, running_parties
+from veilfed.jobs import StrategyName
 from veilfed.ledger import read, verify
 from veilfed.v1.aggregator_pb2 import GetJobResponse
 
 INSTITUTIONS = ["north", "south", "west"]
+# What the policy of this one does not allow.
+STRICT, DENIED = "west", "all-global"
 
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
     federation = make_federation(tmp_path_factory.mktemp("federation"), INSTITUTIONS)
-    with running_parties(federation, tmp_path_factory.mktemp("parties"), INSTITUTIONS) as made:
+    allowed = {STRICT: [name for name in get_args(StrategyName) if name != DENIED]}
+    folder = tmp_path_factory.mktemp("parties")
+    with running_parties(federation, folder, INSTITUTIONS, strategies=allowed) as made:
         yield made
 
 
@@ -35,9 +40,15 @@ class Case:
 
 
 CLASSIFIER = {"classifier": [2, 32]}
+ATTENTION = {"attention_in": [6, 32], "attention_out": [32, 6]}
 CASES = {
     "fedot": Case({"name": "fedot", "blocks": 4}, CLASSIFIER),
     "averaging": Case({"name": "fedot", "transform": "identity"}, CLASSIFIER),
+    "all-global": Case({"name": "all-global", "blocks": 2}, {**CLASSIFIER, "transform": [2, 16, 16]}),
+    "fedlt": Case({"name": "fedlt"}, CLASSIFIER),
+    "fedadapter": Case({"name": "fedadapter", "hidden": 6}, CLASSIFIER),
+    "fedclip": Case({"name": "fedclip", "hidden": 6}, {**ATTENTION, **CLASSIFIER}),
+    "fedgh": Case({"name": "fedgh", "blocks": 4}, {"means": [2, 32]}),
     "all-local": Case({"name": "all-local", "blocks": 2}, {}, learned=("personal",), models=1),
 }
 
@@ -46,26 +57,38 @@ CASES = {
 @asynchronous
 async def test_a_job_of_each_method(parties: Parties, name: str) -> None:
     case = CASES[name]
-    document = spec(["north", "south"], ["west"], rounds=case.rounds, **case.strategy)
+    newcomers = ["west"] if case.strategy["name"] != DENIED else []
+    document = spec(["north", "south"], newcomers, rounds=case.rounds, **case.strategy)
     job_id = await parties.submit(document)
     job = await parties.ended(job_id)
     assert job.summary.state == "done", job.summary.error
     assert job.summary.strategy == case.strategy["name"]
     assert len({detail.model_sha256 for detail in job.rounds}) == case.models
     final = accuracies(job)
-    assert {institution: set(values) for institution, values in final.items()} == {
+    kinds = {
         "north": {"personal", "global"},
         "south": {"personal", "global"},
-        "west": {"global"},
+        **{name: {"global"} for name in newcomers},
     }
+    assert {institution: set(values) for institution, values in final.items()} == kinds
     for values in final.values():
         assert all(values[kind] > 0.75 for kind in case.learned if kind in values), final
-    for institution in INSTITUTIONS:
+    for institution in kinds:
         ledger = parties.folder / institution / "state" / "ledger.jsonl"
         verify(ledger, bundle_pem=parties.federation.root.read_bytes())
         sent = [shapes(record) for record in read(ledger) if record.get("job") == job_id and answers(record)]
         trained = case.rounds if institution != "west" else 0
         assert sent == [case.sent] * trained + [{}] * (case.rounds + 1 - trained)
+
+
+@asynchronous
+async def test_a_method_that_a_policy_does_not_list_is_refused_by_name(parties: Parties) -> None:
+    """It is asked for its transform and says no; the job fails, as it needs both."""
+    job = await parties.ended(await parties.submit(spec(["north", STRICT], name=DENIED)))
+    assert job.summary.state == "failed"
+    assert f"{STRICT} (POLICY_DENIED" in job.summary.error
+    ledger = read(parties.folder / STRICT / "state" / "ledger.jsonl")
+    assert {r["purpose"] for r in ledger if r.get("job") == job.summary.job_id} == {"refusal"}
 
 
 def accuracies(job: GetJobResponse) -> dict[str, dict[str, float]]:

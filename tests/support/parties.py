@@ -6,9 +6,10 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -71,11 +72,20 @@ class Parties:
     """The aggregator, and an oracle and an agent for each institution."""
 
     def __init__(
-        self, federation: Federation, folder: Path, institutions: Sequence[str], dimension: int, port: int, link: Proxy
+        self,
+        federation: Federation,
+        folder: Path,
+        institutions: Sequence[str],
+        dimension: int,
+        port: int,
+        link: Proxy,
+        strategies: Mapping[str, Sequence[str]],
     ) -> None:
         self.federation, self.folder, self.dimension, self.port = federation, folder, dimension, port
         # The agents' way to the aggregator.
         self.link = link
+        # What the policies of some institutions allow; the others allow everything.
+        self._strategies = strategies
         self.aggregator = Party(
             veilfed("aggregator", "serve", "--config", self._aggregator_config()), folder / "aggregator"
         )
@@ -97,6 +107,8 @@ class Parties:
         config = agent_config(self.federation, institution, folder, self.link.address, self._addresses[institution])
         document = yaml.safe_load(config.read_text())
         document["aggregator"]["keepalive_seconds"] = keepalive_seconds
+        if institution in self._strategies:
+            document["policy"]["strategies"] = list(self._strategies[institution])
         _written(config, document)
         return Party(veilfed("agent", "serve", "--config", config), folder / "agent")
 
@@ -181,12 +193,16 @@ def _written(path: Path, document: dict[str, Any]) -> Path:
 
 @contextmanager
 def running_parties(
-    federation: Federation, folder: Path, institutions: Sequence[str], dimension: int = DIMENSION
+    federation: Federation,
+    folder: Path,
+    institutions: Sequence[str],
+    dimension: int = DIMENSION,
+    strategies: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Parties]:
     """All of them started and ready; killed when the block ends."""
     port = free_port()
     with proxied(f"127.0.0.1:{port}") as link:
-        parties = Parties(federation, folder, institutions, dimension, port, link)
+        parties = Parties(federation, folder, institutions, dimension, port, link, strategies)
         try:
             parties.start()
             yield parties

@@ -52,7 +52,7 @@ def make(institution: str = "north", **strategy: Any) -> Prepared:
     features = rng.standard_normal((40, D)).astype(np.float32)
     features[::2, 0] += 3
     samples = Samples("text", [str(n) for n in range(40)], labels, [str(n) for n in range(40)])
-    return prepare(JobSpec.model_validate(document), institution, samples, features, 0.4)
+    return prepare(JobSpec.model_validate(document), institution, samples, features, 0.4, POLICY)
 
 
 def order(number: int, train: bool = True, seed: int = 0) -> Order:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from aggregator.strategies.base import Strategy
 from veilfed import ring
 from veilfed.errors import Code, VeilfedError
-from veilfed.wire.tensors import Arrays
+from veilfed.jobs import TRANSFORM
+from veilfed.wire.tensors import Array, Arrays
 
-__all__ = ["Averaging"]
+__all__ = ["AllGlobal", "Averaging"]
 
 # Elements that are folded at a time: intermediate arrays stay small.
 BLOCK = 2**18
@@ -43,6 +44,14 @@ class Averaging(Strategy):
         means: Arrays = {name: _mean(totals[name], divisor, bits).reshape(shape) for name, shape in self.shapes.items()}
         fixed = self.spec.strategy.model_shapes.keys() - self.shapes.keys()
         return means | {name: current()[name] for name in sorted(fixed)}
+
+
+class AllGlobal(Averaging):
+    """For `all-global`: X is a tensor of the model; X = 0 is the identity."""
+
+    def initial(self, class_vectors: Array | None = None) -> Arrays:
+        shape = self.spec.strategy.model_shapes[TRANSFORM]
+        return {**super().initial(class_vectors), TRANSFORM: np.zeros(shape, np.float32)}
 
 
 def _accumulate(total: ring.Ring, values: NDArray[np.generic], weight: float, bits: int) -> None:

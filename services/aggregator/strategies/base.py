@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import CLASSIFIER, JobSpec, Shapes
-from veilfed.wire.tensors import Arrays
+from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["Strategy"]
 
@@ -29,22 +29,21 @@ class Strategy(ABC):
         """Bound on the bytes of a model, and of an update, as a serialised TensorMap."""
         return max(_bytes(self.spec.strategy.model_shapes), _bytes(self.shapes))
 
-    def initial(self, class_vectors: NDArray[np.float32] | None = None) -> Arrays:
+    def initial(self, class_vectors: Array | None = None) -> Arrays:
         """Model 0. `class_vectors` [K, d] where the job says `initial: class_vectors`, else None.
 
         Raises VeilfedError(JOB_INVALID) where they are missing, unasked for, or of another shape.
         """
         return {CLASSIFIER: self._first_classifier(class_vectors)}
 
-    def _first_classifier(self, class_vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    def _first_classifier(self, class_vectors: Array | None) -> NDArray[np.float32]:
         """Rows of normal deviates or the class vectors, each scaled to the norm init_norm; the same for one seed."""
         strategy = self.spec.strategy
         if (class_vectors is not None) != (strategy.initial == "class_vectors"):
             which = "needs class vectors" if class_vectors is None else "takes no class vectors"
             raise VeilfedError(Code.JOB_INVALID, f"job: strategy.initial is {strategy.initial}, which {which}")
         if class_vectors is None:
-            generator = np.random.Generator(np.random.PCG64(self.spec.seed))
-            rows = generator.standard_normal(strategy.classifier_shape)
+            rows = np.random.Generator(np.random.PCG64(self.spec.seed)).standard_normal(strategy.classifier_shape)
         else:
             rows = _checked(class_vectors, strategy.classifier_shape).astype(np.float64)
         rows *= strategy.init_norm / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -66,13 +65,14 @@ def _bytes(shapes: Shapes) -> int:
     return sum(4 * int(np.prod(shape)) + len(name) + 256 for name, shape in shapes.items())
 
 
-def _checked(vectors: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
+def _checked(vectors: Array, shape: tuple[int, int]) -> NDArray[np.float32]:
     """Raises VeilfedError(JOB_INVALID) unless the vectors are float32 of this shape, finite, and none is zero."""
     if vectors.shape != shape or vectors.dtype != np.float32:
         raise VeilfedError(
             Code.JOB_INVALID,
             f"class vectors: expected float32 {list(shape)}, got {vectors.dtype} {list(vectors.shape)}",
         )
-    if not np.isfinite(vectors).all() or not vectors.any(axis=1).all():
+    rows: NDArray[np.float32] = vectors.astype(np.float32)
+    if not np.isfinite(rows).all() or not rows.any(axis=1).all():
         raise VeilfedError(Code.JOB_INVALID, "class vectors: not finite, or one of them is zero")
-    return vectors
+    return rows

@@ -6,6 +6,7 @@ method_for(strategy) -> Method           the method that a job names (client_age
         .train(model, state, round_number, cancelled) -> (update, state)
     .evaluate(model, state, features, labels) -> (right answers, samples)     state: None for a newcomer
     .probabilities(model, state, features) -> [n, K]
+    .condition_number(model, state) -> float | None
     .read_state(data, where) -> State                                   of state.to_bytes()
     .update_weight(samples) -> float
 
@@ -14,7 +15,12 @@ method_for(strategy) -> Method           the method that a job names (client_age
 
 from typing import Any
 
+from client_agent.trainers.all_global import AllGlobal
 from client_agent.trainers.all_local import AllLocal
+from client_agent.trainers.fedadapter import Fedadapter
+from client_agent.trainers.fedclip import Fedclip
+from client_agent.trainers.fedgh import Fedgh
+from client_agent.trainers.fedlt import Fedlt
 from client_agent.trainers.fedot import Fedot
 from client_agent.trainers.method import Method
 from client_agent.trainers.state import State
@@ -25,7 +31,12 @@ __all__ = ["METHODS", "Method", "State", "Trainer", "method_for"]
 
 METHODS: dict[StrategyName, type[Method[Any]]] = {
     "fedot": Fedot,
+    "all-global": AllGlobal,
     "all-local": AllLocal,
+    "fedlt": Fedlt,
+    "fedadapter": Fedadapter,
+    "fedclip": Fedclip,
+    "fedgh": Fedgh,
 }
 
 

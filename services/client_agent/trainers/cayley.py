@@ -26,9 +26,28 @@ __all__ = ["rotate"]
 _SMALL = 32
 
 
-def _factor(matrices: Tensor) -> tuple[Tensor, ...]:
-    """What `_solve` needs of [r, m, m]: the inverses, or LU factors and pivots."""
-    if matrices.shape[-1] <= _SMALL:
+def _transposed(x: Tensor) -> Tensor:
+    """A copy of x^T for each of r matrices [m, m]. Large ones are copied one by one, which torch does in tiles."""
+    if x.shape[-1] <= _SMALL:
+        return x.mT.contiguous()
+    copy = torch.empty_like(x)
+    for target, block in zip(copy, x, strict=True):
+        target.copy_(block.mT)
+    return copy
+
+
+def _skew(x: Tensor) -> Tensor:
+    """(X - X^T) / 2, in one new array."""
+    skew = _transposed(x)
+    return torch.sub(x, skew, out=skew).div_(2)
+
+
+def _factor(x: Tensor) -> tuple[Tensor, ...]:
+    """What `_solve` needs of I - R: the inverses, or LU factors and pivots."""
+    transposed = _skew(x)
+    transposed.diagonal(dim1=1, dim2=2).add_(1)
+    matrices = transposed.mT  # column by column in memory, as LAPACK wants them
+    if x.shape[-1] <= _SMALL:
         return (torch.linalg.inv(matrices),)
     factors, pivots = torch.linalg.lu_factor(matrices)
     return factors, pivots
@@ -47,9 +66,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor) -> Tensor:
-        skew = (x - x.mT) / 2
-        identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-        factored = _factor(identity - skew)
+        factored = _factor(x)
         z = _solve(factored, h)
         ctx.save_for_backward(z, *factored)
         y: Tensor = 2 * z - h
@@ -61,10 +78,7 @@ class _Rotation(torch.autograd.Function):
         (g,) = gradients
         z, *factored = ctx.saved_tensors
         u = _solve(tuple(factored), 2 * g, transposed=True)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dr = u @ z.mT  # of rank n at most
-            dx = (dr - dr.mT) / 2
+        dx = _skew(u @ z.mT) if ctx.needs_input_grad[0] else None
         return dx, u - g if ctx.needs_input_grad[1] else None
 
 

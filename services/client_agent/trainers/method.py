@@ -17,7 +17,7 @@ from client_agent.trainers.state import State
 from veilfed.jobs import CLASSIFIER, Shapes, StrategySpec
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Method", "Tensors"]
+__all__ = ["Method", "Tensors", "array_of"]
 
 Spec = TypeVar("Spec", bound=StrategySpec)
 Tensors = Mapping[str, Tensor]
@@ -51,9 +51,16 @@ class Method(Generic[Spec]):
         """z [n, d] of rows h of length 1. Of a newcomer, `tensors` has no private ones."""
         return h
 
-    def update(self, tensors: Tensors, h: Tensor, labels: Tensor) -> Arrays:
-        """What is sent after a round: of all tensors as trained, and of the training split."""
+    def update(self, tensors: Tensors, h: Tensor, labels: Tensor, least: int) -> Arrays:
+        """What is sent after a round: of all tensors as trained, and of the training split.
+
+        Of a class with fewer than `least` samples nothing is told that is about its samples alone.
+        """
         return {name: array_of(tensors[name]) for name in self.strategy.update_shapes}
+
+    def linear_map(self, tensors: Tensors) -> Tensor | None:
+        """f as a matrix [d, d] in float64; None if it is not linear."""
+        return torch.eye(self.strategy.dimension, dtype=torch.float64)
 
     # What follows from that.
 
@@ -85,7 +92,12 @@ class Method(Generic[Spec]):
         arrays = dict(checked(model, self.strategy.model_shapes))
         if state is not None:
             arrays |= checked(state.tensors, self.private_shapes)
-        return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
+
+    def condition_number(self, model: Arrays, state: State | None) -> float | None:
+        """Largest over smallest singular value of f, a linear one; None otherwise. For whoever holds the state."""
+        formed = self.linear_map(self.tensors(model, state))
+        return None if formed is None else float(torch.linalg.cond(formed))
 
     def update_weight(self, samples: int) -> float:
         """The weight of an update that was trained on so many samples; 0 if it has no tensors."""

@@ -8,15 +8,17 @@ w_l keeps lengths and h has length 1, so the division by ||w_l h|| is left out.
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from client_agent.trainers.cayley import rotate
 from client_agent.trainers.method import Method, Tensors
-from veilfed.jobs import TRANSFORM, OrthogonalSpec
+from veilfed.jobs import CLASSIFIER, TRANSFORM, FedghStrategy, FedotStrategy, OrthogonalSpec, Shapes
 
-__all__ = ["Orthogonal"]
+__all__ = ["Orthogonal", "PrivateTransform"]
 
 Spec = TypeVar("Spec", bound=OrthogonalSpec)
+PrivateSpec = TypeVar("PrivateSpec", FedotStrategy, FedghStrategy)
 
 
 class Orthogonal(Method[Spec]):
@@ -28,3 +30,20 @@ class Orthogonal(Method[Spec]):
 
     def transformed(self, tensors: Tensors, h: Tensor) -> Tensor:
         return rotate(tensors[TRANSFORM], h) if TRANSFORM in tensors else h
+
+    def linear_map(self, tensors: Tensors) -> Tensor | None:
+        identity = torch.eye(self.strategy.dimension, dtype=torch.float64)
+        return rotate(tensors[TRANSFORM].double(), identity).T if TRANSFORM in tensors else identity
+
+
+class PrivateTransform(Orthogonal[PrivateSpec]):
+    """X stays with the institution. With `transform: identity`, and for newcomers, there is none."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        rates = super().rates
+        return rates if self.private_shapes else {CLASSIFIER: rates[CLASSIFIER]}
+
+    @property
+    def private_shapes(self) -> Shapes:
+        return {TRANSFORM: self.strategy.transform_shape} if self.strategy.transform == "orthogonal" else {}

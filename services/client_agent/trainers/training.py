@@ -27,16 +27,26 @@ class Trainer:
     """The training split of one institution in one job.
 
     `features` float32 [n, d] as the oracle gave them, `labels` int64 [n] in [0, K). Raises VeilfedError(DATA_INVALID)
-    where they do not fit the method or an embedding is not finite or zero.
+    where they do not fit the method or an embedding is not finite or zero. `min_class_samples` is the policy's.
     """
 
-    def __init__(self, method: Method[Any], features: Float, labels: Labels, *, seed: int, institution: str) -> None:
+    def __init__(
+        self,
+        method: Method[Any],
+        features: Float,
+        labels: Labels,
+        *,
+        seed: int,
+        institution: str,
+        min_class_samples: int = 5,
+    ) -> None:
         check_labels(labels, len(features), len(method.strategy.classes))
         self.method = method
         self._h = normalised(features, method.strategy.dimension)
         self._labels = torch.from_numpy(np.array(labels))
         self._seed = seed
         self._institution = institution
+        self._least = min_class_samples
 
     def initial_state(self, model: Arrays) -> State:
         """The state before the first round, which starts from this model."""
@@ -85,7 +95,7 @@ class Trainer:
             last_round=round_number,
         )
         with torch.no_grad():
-            return method.update(tensors, self._h, self._labels), new
+            return method.update(tensors, self._h, self._labels, self._least), new
 
     def _batches(self, round_number: int) -> list[Tensor]:
         """The rows of each batch of the round: E permutations, the same whenever the round is trained again."""
@@ -99,4 +109,4 @@ class Trainer:
 
 
 def _copy(array: Any) -> Tensor:
-    return torch.from_numpy(np.array(array))
+    return torch.from_numpy(np.array(array, order="C"))

@@ -8,9 +8,17 @@ The classes of the methods also say which tensors a model and an update have: th
 
 from veilfed.jobs.spec import Cohort, Fold, JobSpec, parse_job
 from veilfed.jobs.strategies import (
+    ATTENTION_IN,
+    ATTENTION_OUT,
     CLASSIFIER,
+    MEANS,
     TRANSFORM,
+    AllGlobalStrategy,
     AllLocalStrategy,
+    FedadapterStrategy,
+    FedclipStrategy,
+    FedghStrategy,
+    FedltStrategy,
     FedotStrategy,
     OrthogonalSpec,
     Shapes,
@@ -20,10 +28,18 @@ from veilfed.jobs.strategies import (
 )
 
 __all__ = [
+    "ATTENTION_IN",
+    "ATTENTION_OUT",
     "CLASSIFIER",
+    "MEANS",
     "TRANSFORM",
+    "AllGlobalStrategy",
     "AllLocalStrategy",
     "Cohort",
+    "FedadapterStrategy",
+    "FedclipStrategy",
+    "FedghStrategy",
+    "FedltStrategy",
     "FedotStrategy",
     "Fold",
     "JobSpec",

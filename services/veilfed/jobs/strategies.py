@@ -12,9 +12,17 @@ from pydantic import Field, model_validator
 from veilfed.config import Strict
 
 __all__ = [
+    "ATTENTION_IN",
+    "ATTENTION_OUT",
     "CLASSIFIER",
+    "MEANS",
     "TRANSFORM",
+    "AllGlobalStrategy",
     "AllLocalStrategy",
+    "FedadapterStrategy",
+    "FedclipStrategy",
+    "FedghStrategy",
+    "FedltStrategy",
     "FedotStrategy",
     "OrthogonalSpec",
     "Shapes",
@@ -23,9 +31,14 @@ __all__ = [
     "StrategySpec",
 ]
 
-# Names of tensors that several methods have: w_g [K, d] and X [r, m, m].
+# Names of tensors of models and updates. Several methods have w_g [K, d] and X [r, m, m].
 CLASSIFIER = "classifier"
 TRANSFORM = "transform"
+# FedCLIP's W1 [m, d] and W2 [d, m].
+ATTENTION_IN = "attention_in"
+ATTENTION_OUT = "attention_out"
+# FedGH's class means [K, d]; a row of zeros is a class without one.
+MEANS = "means"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -108,5 +121,83 @@ class AllLocalStrategy(OrthogonalSpec):
         return {}
 
 
-Strategy = Annotated[FedotStrategy | AllLocalStrategy, Field(discriminator="name")]
-StrategyName = Literal["fedot", "all-local"]
+class AllGlobalStrategy(OrthogonalSpec):
+    """FEDOT without anything private: the transform is averaged like the classifier, so it leaves the institutions."""
+
+    name: Literal["all-global"]
+
+    @property
+    def model_shapes(self) -> Shapes:
+        return {CLASSIFIER: self.classifier_shape, TRANSFORM: self.transform_shape}
+
+
+class FedltStrategy(StrategySpec):
+    """FedLT: a private linear transform without any constraint, w_l [d, d], where FEDOT's is orthogonal."""
+
+    name: Literal["fedlt"]
+    transform_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for w_l")
+
+
+class FedadapterStrategy(StrategySpec):
+    """FedAdapter: a private residual network of one hidden layer in front of the classifier."""
+
+    name: Literal["fedadapter"]
+    hidden: int = Field(64, ge=1, le=65_536, description="m, the width of the hidden layer")
+    adapter_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for the network")
+
+
+class FedclipStrategy(StrategySpec):
+    """FedCLIP (Lu et al., 2023): an attention over the features, averaged; in the paper on fixed class vectors."""
+
+    name: Literal["fedclip"]
+    hidden: int = Field(64, ge=1, le=65_536, description="m, the width of the attention's hidden layer")
+    attention_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for the attention")
+    train_classifier: bool = Field(
+        True, description="false is the paper's, with `initial: class_vectors`; true where there are no class vectors"
+    )
+
+    @model_validator(mode="after")
+    def _check_classifier(self) -> Self:
+        if not self.train_classifier and self.initial == "random":
+            raise ValueError("train_classifier: false needs initial: class_vectors, or the classifier stays random")
+        return self
+
+    @property
+    def attention_shapes(self) -> Shapes:
+        """W1 and W2."""
+        return {ATTENTION_IN: (self.hidden, self.dimension), ATTENTION_OUT: (self.dimension, self.hidden)}
+
+    @property
+    def model_shapes(self) -> Shapes:
+        return {CLASSIFIER: self.classifier_shape, **self.attention_shapes}
+
+    @property
+    def update_shapes(self) -> Shapes:
+        return self.model_shapes if self.train_classifier else self.attention_shapes
+
+
+class FedghStrategy(OrthogonalSpec):
+    """FedGH (Yi et al., 2023): institutions send class means; the aggregator trains the classifier on them."""
+
+    name: Literal["fedgh"]
+    transform: Literal["orthogonal", "identity"] = "orthogonal"
+    weighting: Literal["uniform"] = "uniform"
+    header_steps: int = Field(100, ge=1, le=10_000, description="the aggregator's steps in a round")
+    header_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for w_g at the aggregator")
+
+    @property
+    def update_shapes(self) -> Shapes:
+        return {MEANS: self.classifier_shape}
+
+
+Strategy = Annotated[
+    FedotStrategy
+    | AllGlobalStrategy
+    | AllLocalStrategy
+    | FedltStrategy
+    | FedadapterStrategy
+    | FedclipStrategy
+    | FedghStrategy,
+    Field(discriminator="name"),
+]
+StrategyName = Literal["fedot", "all-global", "all-local", "fedlt", "fedadapter", "fedclip", "fedgh"]

@@ -21,9 +21,10 @@ from veilfed.v1.tensor_pb2 import (
     TensorMap,
 )
 
-__all__ = ["Arrays", "digest", "from_tensor", "map_bytes", "parse_map", "to_map", "to_tensor", "unpack_map"]
+__all__ = ["Array", "Arrays", "digest", "from_tensor", "map_bytes", "parse_map", "to_map", "to_tensor", "unpack_map"]
 
-Arrays = dict[str, NDArray[np.generic]]
+Array = NDArray[np.generic]
+Arrays = dict[str, Array]
 
 MAX_AXES = 8
 MAX_TENSORS = 4096
