@@ -73,7 +73,7 @@ class OracleClient:
 
     def check_modality(self, modality: Literal["text", "image"]) -> None:
         """Raises VeilfedError(INPUT_INVALID) when the oracle does not embed such inputs."""
-        if self.card.modality != MODALITIES[modality]:
+        if self.card.modality != MODALITIES[modality] and not (modality == "text" and self.card.text_tower):
             raise VeilfedError(Code.INPUT_INVALID, f"the oracle's model {self.card.model} does not embed {modality}s")
 
     async def embed(self, modality: Literal["text", "image"], inputs: Inputs) -> AsyncGenerator[Batch, None]:

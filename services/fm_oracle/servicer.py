@@ -54,15 +54,22 @@ class StreamLimits:
 
 
 class OracleService(OracleServicer):
-    """The black box. `preparer` runs the tokeniser and the image decoder off the event loop."""
+    """The black box. `preparer` runs the tokeniser and the image decoder off the event loop, `arithmetic` the model."""
 
     def __init__(
-        self, model: Model[Any], gate: ReleaseGate, batcher: Batcher, preparer: Executor, limits: StreamLimits
+        self,
+        model: Model[Any],
+        gate: ReleaseGate,
+        batcher: Batcher,
+        preparer: Executor,
+        arithmetic: Executor,
+        limits: StreamLimits,
     ) -> None:
         self._model = model
         self._gate = gate
         self._batcher = batcher
         self._preparer = preparer
+        self._arithmetic = arithmetic
         self._limits = limits
         self._streams: Counter[str] = Counter()
         self._drained = asyncio.Event()
@@ -87,6 +94,7 @@ class OracleService(OracleServicer):
             max_batch=self._limits.max_batch,
             max_request_bytes=protocol.MAX_MESSAGE_BYTES,
             quota_left=await asyncio.to_thread(self._gate.left, peer().institution),
+            text_tower=card.text_tower,
         )
 
     async def Embed(  # noqa: N802
@@ -160,7 +168,7 @@ class OracleService(OracleServicer):
 
     async def _answer(self, institution: str, request: EmbedRequest, turn: asyncio.Lock) -> EmbedResponse:
         """Charges and computes one request; what was charged is given back when it fails or is cancelled."""
-        inputs = self._inputs(request)
+        kind, inputs = self._inputs(request)
         async with turn:  # a stream's requests are charged in their order, each when the rate allows it
             charging = asyncio.create_task(asyncio.to_thread(self._gate.charge, institution, len(inputs)))
             try:
@@ -170,33 +178,36 @@ class OracleService(OracleServicer):
                 await self._undo(institution, charging, len(inputs))
                 raise
         try:
-            embeddings = await self._compute(institution, inputs)
+            embeddings = await self._compute(institution, kind, inputs)
         except BaseException:
             await self._undo(institution, charging, len(inputs))
             raise
         return EmbedResponse(batch=request.batch, embeddings=to_tensor(embeddings), quota_left=charge.quota_left)
 
-    def _inputs(self, request: EmbedRequest) -> Sequence[Any]:
-        """The inputs of a request. Raises VeilfedError(INPUT_INVALID) for the wrong kind or number."""
+    def _inputs(self, request: EmbedRequest) -> tuple[str, Sequence[Any]]:
+        """The inputs of a request and their field. Raises VeilfedError(INPUT_INVALID) for the wrong kind or number."""
         where = f"batch {request.batch}"
-        expected, given = FIELDS[self._model.card.modality], request.WhichOneof("inputs")
+        card, given = self._model.card, request.WhichOneof("inputs")
         if given is None:
             raise VeilfedError(Code.INPUT_INVALID, f"{where} has no inputs")
-        if given != expected:
-            raise VeilfedError(Code.INPUT_INVALID, f"{where} holds {given}; this oracle embeds {expected}")
+        if given != FIELDS[card.modality] and not (given == FIELDS["text"] and card.text_tower):
+            raise VeilfedError(Code.INPUT_INVALID, f"{where} holds {given}; this oracle embeds {FIELDS[card.modality]}")
         values: Sequence[Any] = getattr(request, given).values
         if not 1 <= len(values) <= self._limits.max_batch:
             raise VeilfedError(
                 Code.INPUT_INVALID,
                 f"{where} holds {len(values)} inputs; from 1 to {self._limits.max_batch} are allowed",
             )
-        return values
+        return given, values
 
-    async def _compute(self, institution: str, inputs: Sequence[Any]) -> NDArray[np.float32]:
+    async def _compute(self, institution: str, kind: str, inputs: Sequence[Any]) -> NDArray[np.float32]:
         """Embeddings float32 [n, d], all finite."""
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
-        embeddings = await self._batcher.embed(institution, prepared)
+        if kind == FIELDS[self._model.card.modality]:
+            prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
+            embeddings = await self._batcher.embed(institution, prepared)
+        else:  # a text tower: prompts for classes, so few that they need no batches over clients
+            embeddings = await loop.run_in_executor(self._arithmetic, self._model.embed_texts, list(inputs))
         if not np.isfinite(embeddings).all():
             raise VeilfedError(Code.INTERNAL, "the model gave an embedding that is not finite")
         return embeddings

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 from fm_oracle.config import OracleConfig
+from fm_oracle.models.base import Model
 from fm_oracle.server import serve, service
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
-from tests.support.models import TinyModel
+from tests.support.models import TinyModel, TowersModel, png
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import load_credentials
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.rpc.server import create_server
 from veilfed.v1.oracle_pb2 import (
+    MODALITY_IMAGE,
     MODALITY_TEXT,
     DescribeRequest,
     DescribeResponse,
@@ -80,17 +82,19 @@ class Client:
 
 
 @asynccontextmanager
-async def oracle(federation: Federation, state: Path, **settings: Any) -> AsyncIterator[Running]:
+async def oracle(
+    federation: Federation, state: Path, model: Model[Any] | None = None, **settings: Any
+) -> AsyncIterator[Running]:
     identity = federation.oracles["north"]
     config = OracleConfig(identity=identity, listen="127.0.0.1:0", model="minilm", state=state, **settings)
-    model = TinyModel()
+    tiny = TinyModel()
     async with AsyncExitStack() as stack:
         server, port = create_server(load_credentials(identity), config.listen)
-        add_OracleServicer_to_server(await stack.enter_async_context(service(model, config)), server)
+        add_OracleServicer_to_server(await stack.enter_async_context(service(model or tiny, config)), server)
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        stack.callback(model.gate.set)
-        yield Running(federation, model, server, port, stack)
+        stack.callback(tiny.gate.set)
+        yield Running(federation, tiny, server, port, stack)
 
 
 def texts(batch: int, *values: str) -> EmbedRequest:
@@ -178,6 +182,22 @@ async def test_a_failed_pass_is_refunded_and_says_nothing_private(federation: Fe
         assert "a pass that fails" not in str(error)
         await until_left(client, 100)
         assert len(await client.embed([texts(1, "a")])) == 1
+
+
+@asynchronous
+async def test_a_text_tower_embeds_prompts_for_classes(federation: Federation, tmp_path: Path) -> None:
+    pictures = Images(values=[png(np.full((4, 4, 3), value, np.uint8)) for value in (10, 20)])
+    async with oracle(federation, tmp_path, TowersModel(), quota=10) as running:
+        client = await running.client()
+        card = await client.describe()
+        assert (card.modality, card.text_tower) == (MODALITY_IMAGE, True)
+        requests = [texts(1, "a dog", "an elephant"), EmbedRequest(batch=2, images=pictures), texts(3, "a cat")]
+        answers = [from_tensor(answer.embeddings).tolist() for answer in await client.embed(requests)]
+        assert answers == [[[5, 0], [11, 0]], [[10, 1], [20, 1]], [[5, 0]]]
+        assert (await client.describe()).quota_left == 5
+        error = await client.refused([texts(4, "fine", "x" * 10_001)])
+        assert (error.code, "text 1 of the batch" in error.message) == (Code.INPUT_INVALID, True)
+        assert (await client.describe()).quota_left == 5  # what was refused was refunded
 
 
 @asynchronous

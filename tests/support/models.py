@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from fm_oracle.models import registry
 from fm_oracle.models.base import Card, Model
+from fm_oracle.models.encoders import ImageEncoder
+from fm_oracle.models.preprocessing import Preprocessing
 from veilfed import packages
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["TinyModel", "png", "published"]
+__all__ = ["TinyModel", "TowersModel", "png", "published"]
 
 
 def published(name: str) -> Path:
@@ -71,3 +74,20 @@ class TinyModel(Model[str]):
     @property
     def sizes(self) -> list[int]:
         return [len(texts) for texts in self.passes]
+
+
+class TowersModel(ImageEncoder):
+    """A model of images with a text tower: (an image's first value, 1) and (length of a text, 0)."""
+
+    def __init__(self) -> None:
+        preprocessing = Preprocessing((4, 4), 4, "nearest", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        super().__init__(Card("towers", "1" * 64, "image", 0, 0, 0, 0), preprocessing, _look, _read)
+
+
+def _look(pixels: torch.Tensor) -> torch.Tensor:
+    first = (pixels[:, 0, 0, 0] * 255).round()
+    return torch.stack([first, torch.ones_like(first)], dim=1)
+
+
+def _read(texts: Sequence[str]) -> torch.Tensor:
+    return torch.tensor([[len(text), 0] for text in texts])

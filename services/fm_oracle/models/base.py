@@ -32,9 +32,10 @@ class Card:
     version: str  # SHA-256 over weights and preprocessing: equal versions give interchangeable embeddings
     modality: Literal["text", "image"]
     dimension: int  # d, the length of an embedding
-    blocks: int  # transformer blocks that are computed
-    max_tokens: int
+    blocks: int  # transformer blocks that are computed, 0 if not known
+    max_tokens: int  # 0 if not known
     image_size: int  # side in pixels, 0 for text
+    text_tower: bool = False  # whether a model of images embeds texts too, in the same space
 
 
 class Model(ABC, Generic[Input]):
@@ -62,13 +63,13 @@ class Model(ABC, Generic[Input]):
             parts.append(self.forward(self.prepare(inputs[start : start + PREPARED])))
         return np.concatenate(parts)
 
-    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed_texts(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         """Texts in the space of the embeddings, [n, d]: vectors of classes, from a description of each.
 
-        Raises VeilfedError(INPUT_INVALID) for a model that reads no text.
+        Called from the thread of `forward`. Raises VeilfedError(INPUT_INVALID) for a model that reads no text.
         """
         if self.card.modality == "text":
-            inputs: Any = texts
+            inputs: Any = prompts
             return self.embed(inputs)
         raise VeilfedError(Code.INPUT_INVALID, f"the model {self.card.name} reads images alone: it has no text tower")
 

@@ -20,6 +20,7 @@ from veilfed.errors import Code, VeilfedError
 
 __all__ = ["ImageEncoder", "Reader", "TextEncoder", "read_text_folder"]
 
+MAX_PROMPT = 10_000  # characters; tokenized in the thread of the model
 MOST_TOKENS = 8192  # of a text: models without a limit of their own get this one
 
 # float32 [n, 3, h, w] -> [n, d]
@@ -41,7 +42,9 @@ class ImageEncoder(Model[bytes]):
         self._encode_texts = encode_texts
         with loading(card.name):
             dimension = preprocessing.dimension(encode, card.name)
-        self.card = replace(card, dimension=dimension, image_size=max(preprocessing.size))
+        self.card = replace(
+            card, dimension=dimension, image_size=max(preprocessing.size), text_tower=encode_texts is not None
+        )
 
     def prepare(self, inputs: Sequence[bytes]) -> list[NDArray[Any]]:
         return self._preprocessing.prepare(inputs)
@@ -49,11 +52,12 @@ class ImageEncoder(Model[bytes]):
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         return self._preprocessing.forward(prepared, self._encode)
 
-    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed_texts(self, prompts: Sequence[str]) -> NDArray[np.float32]:
         if self._encode_texts is None:
-            return super().embed_texts(texts)
+            return super().embed_texts(prompts)
+        texts.check_lengths(prompts, MAX_PROMPT)
         rows = [np.empty((0, self.card.dimension), np.float32)]
-        for text in texts:  # one at a time: no padding can have a part in it, and classes are few
+        for text in prompts:  # one at a time: no padding can have a part in it, and classes are few
             with torch.inference_mode():
                 rows.append(self._encode_texts([text]).float().numpy())
         return np.concatenate(rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["MAX_CHARACTERS", "forward", "mean_tokens", "tokenize"]
+__all__ = ["MAX_CHARACTERS", "check_lengths", "forward", "mean_tokens", "tokenize"]
 
 MAX_CHARACTERS = 100_000  # far more than any model's tokens, and bounds the tokenizer's work
 PADDED_TOKENS = 512  # most tokens (padding included) of one pass: its activations stay in the cache
@@ -19,13 +19,18 @@ PADDED_TOKENS = 512  # most tokens (padding included) of one pass: its activatio
 
 def tokenize(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[NDArray[Any]]:
     """Token numbers, int64 [t] for each text. Raises VeilfedError(INPUT_INVALID) naming a text that is too long."""
+    check_lengths(texts, MAX_CHARACTERS)
+    return [np.array(encoding.ids, dtype=np.int64) for encoding in tokenizer.encode_batch_fast(list(texts))]
+
+
+def check_lengths(texts: Sequence[str], most: int) -> None:
+    """Raises VeilfedError(INPUT_INVALID) naming the first text of more than `most` characters."""
     for position, text in enumerate(texts):
-        if len(text) > MAX_CHARACTERS:
+        if len(text) > most:
             raise VeilfedError(
                 Code.INPUT_INVALID,
-                f"text {position} of the batch has {len(text)} characters; at most {MAX_CHARACTERS} are allowed",
+                f"text {position} of the batch has {len(text)} characters; at most {most} are allowed",
             )
-    return [np.array(encoding.ids, dtype=np.int64) for encoding in tokenizer.encode_batch_fast(list(texts))]
 
 
 def forward(

@@ -66,6 +66,7 @@ class DescribeResponse(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     QUOTA_LEFT_FIELD_NUMBER: _builtins.int
+    TEXT_TOWER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Such as "minilm"."""
     version: _builtins.str
@@ -87,6 +88,8 @@ class DescribeResponse(_message.Message):
     """Most bytes of one EmbedRequest."""
     quota_left: _builtins.int
     """Embeddings that this institution may still ask for; absent if there is no quota."""
+    text_tower: _builtins.bool
+    """Whether a model of images embeds texts too, in the same space: prompts for classes."""
     def __init__(
         self,
         *,
@@ -100,10 +103,11 @@ class DescribeResponse(_message.Message):
         max_batch: _builtins.int = ...,
         max_request_bytes: _builtins.int = ...,
         quota_left: _builtins.int | None = ...,
+        text_tower: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "quota_left", b"quota_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "blocks", b"blocks", "dimension", b"dimension", "image_size", b"image_size", "max_batch", b"max_batch", "max_request_bytes", b"max_request_bytes", "max_tokens", b"max_tokens", "modality", b"modality", "model", b"model", "quota_left", b"quota_left", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "blocks", b"blocks", "dimension", b"dimension", "image_size", b"image_size", "max_batch", b"max_batch", "max_request_bytes", b"max_request_bytes", "max_tokens", b"max_tokens", "modality", b"modality", "model", b"model", "quota_left", b"quota_left", "text_tower", b"text_tower", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quota_left: _TypeAlias = _typing.Literal["quota_left"]  # noqa: Y015
     _WhichOneofArgType__quota_left: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left"]  # noqa: Y015
