@@ -126,7 +126,9 @@ class Session:
 
     def _send(self, request: WorkRequest) -> None:
         # A message that the gate refuses later would end the whole stream.
-        self._outgoing.put_nowait(self._gate.admit_ahead(self._gate.aggregator, COORDINATOR + "Work", request))
+        admitted = self._gate.admit_ahead(self._gate.aggregator, COORDINATOR + "Work", request)
+        assert isinstance(admitted, WorkRequest)  # noqa: S101  for mypy: the gate's copy of `request`
+        self._outgoing.put_nowait(admitted)
 
     def finish(self) -> None:
         """Ends the stream after what is queued."""
