@@ -273,7 +273,7 @@ async def test_too_many_streams_are_refused(federation: Federation, tmp_path: Pa
 
 @asynchronous
 async def test_the_rate_holds_a_stream_back(federation: Federation, tmp_path: Path) -> None:
-    settings = {"rate": 40.0, "burst": 10, "max_batch": 10}
+    settings: dict[str, Any] = {"rate": 40.0, "burst": 10, "max_batch": 10}
     async with oracle(federation, tmp_path, **settings) as running:
         client = await running.client()
         clock = asyncio.get_running_loop()
