@@ -12,7 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from fm_oracle.models import registry
 from tests.encoders.pictures import PICTURES, opened
+from tests.support.models import published
 from veilfed.errors import Code, VeilfedError
+from veilfed.packages import read
 
 pytestmark = pytest.mark.encoders
 
@@ -181,6 +183,21 @@ def test_text_gives_the_library_s_features(tmp_path: Path, pooling: str | None) 
         expected.append((states[:, 0] if pooling == "cls" else states.mean(dim=1)).numpy()[0])
     assert np.abs(model.embed(TEXTS) - np.array(expected)).max() < 1e-5
     assert np.array_equal(model.embed_texts(TEXTS), model.embed(TEXTS))
+
+
+def test_the_published_minilm_as_a_folder_is_the_built_in_one(tmp_path: Path) -> None:
+    """Real weights: two implementations of one model, read from the same file."""
+    packages = published("minilm")
+    for file in registry.find("minilm").files:
+        (tmp_path / Path(file.member).name).write_bytes(read(file, packages))
+    config = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6}
+    config |= {"num_attention_heads": 12, "intermediate_size": 1536, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
+    given = ["A happy person laughs.", "no", "Rates rose again, and nobody was surprised by it. " * 60]
+    folder, built_in = (registry.load(name, packages) for name in (f"transformers:{tmp_path}", "minilm"))
+    assert (folder.card.max_tokens, folder.card.dimension) == (built_in.card.max_tokens, built_in.card.dimension)
+    assert np.abs(folder.embed(given) - built_in.embed(given)).max() < 1e-4
 
 
 def test_the_version_follows_every_file(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ async def test_a_text_tower_embeds_prompts_for_classes(federation: Federation, t
         assert (card.modality, card.text_tower) == (MODALITY_IMAGE, True)
         requests = [texts(1, "a dog", "an elephant"), EmbedRequest(batch=2, images=pictures), texts(3, "a cat")]
         answers = [from_tensor(answer.embeddings).tolist() for answer in await client.embed(requests)]
-        assert answers == [[[5, 0], [11, 0]], [[10, 1], [20, 1]], [[5, 0]]]
+        assert answers == [[[5, 1], [11, 2]], [[10, 1], [20, 1]], [[5, 2]]]
         assert (await client.describe()).quota_left == 5
         error = await client.refused([texts(4, "fine", "x" * 10_001)])
         assert (error.code, "text 1 of the batch" in error.message) == (Code.INPUT_INVALID, True)
