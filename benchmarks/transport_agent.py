@@ -67,11 +67,10 @@ async def main(folder: Path, institution: str, address: str) -> None:
             clerk = Clerk(gate)
             session.heartbeat("idle")
             async for response in session.responses():
-                kind = response.WhichOneof("body")
-                if kind == "task":
+                for receipt in response.receipts:
+                    clerk.take(receipt)
+                if response.HasField("task"):
                     await agent.answer(response.task)
-                elif kind == "receipt":
-                    clerk.take(response.receipt)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,12 @@ class Coordinator(CoordinatorServicer):
         reader = asyncio.create_task(self._read(stream, first, requests))
         try:
             while (item := await stream.next()) is not None:
-                yield await self._engine.task(item) if isinstance(item, Offer) else item
+                if isinstance(item, Offer):
+                    response = await self._engine.task(item)
+                    response.receipts.extend(stream.receipts())
+                    yield response
+                else:
+                    yield item
         finally:
             reader.cancel()
             self._engine.hub.disconnect(stream)

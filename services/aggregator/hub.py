@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from aggregator.rounds.records import Live, Offer
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
-from veilfed.v1.aggregator_pb2 import WorkResponse
+from veilfed.v1.aggregator_pb2 import Receipt, WorkResponse
 
 __all__ = ["Hub", "Stream"]
 
 # What may wait for an agent. Who connects is offered the tasks of all its jobs at once; more means that it does not
 # read.
 MAX_QUEUE = 4096
+# A receipt waits so long for a message that goes anyway, such as the next task.
+RECEIPT_SECONDS = 0.05
 
 
 class Stream:
@@ -27,6 +29,7 @@ class Stream:
         self._changed = asyncio.Event()
         self._closed = False
         self._error: VeilfedError | None = None
+        self._receipts: list[Receipt] = []
         self._offered: OrderedDict[str, Offer] = OrderedDict()
 
     def offered(self, job_id: str, number: int, token: str) -> Offer | None:
@@ -56,16 +59,37 @@ class Stream:
                 self._queue.clear()
             self._changed.set()
 
+    def owe(self, receipt: Receipt) -> None:
+        """A receipt goes with the next message, and soon without one."""
+        if not self._closed or self._error is None:
+            self._receipts.append(receipt)
+            self._changed.set()
+
+    def receipts(self) -> list[Receipt]:
+        """The receipts that are to go now."""
+        owed, self._receipts = self._receipts, []
+        return owed
+
     async def next(self) -> Offer | WorkResponse | None:
-        """What to send next; None at an orderly end. Raises VeilfedError when the stream was closed with one."""
+        """What to send next, to an offer's message `receipts` belong; None at an orderly end.
+
+        Raises VeilfedError when the stream was closed with one.
+        """
         while not self._queue:
             if self._error is not None:
                 raise self._error
             if self._closed:
-                return None
+                return WorkResponse(receipts=self.receipts()) if self._receipts else None
             self._changed.clear()
-            await self._changed.wait()
-        return self._queue.popleft()
+            try:
+                async with asyncio.timeout(RECEIPT_SECONDS if self._receipts else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                return WorkResponse(receipts=self.receipts())
+        item = self._queue.popleft()
+        if isinstance(item, WorkResponse):
+            item.receipts.extend(self.receipts())
+        return item
 
 
 class Hub:

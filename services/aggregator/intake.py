@@ -59,9 +59,9 @@ class Intake:
             gated = partial(self._gated, job, claim, update, task.trains)
             # A short one is gated sooner than a thread wakes up.
             taken = gated() if _short(update) else await asyncio.to_thread(gated)
-            receipt = WorkResponse(receipt=self._receipt(claim, update))
+            receipt = self._receipt(claim, update)
             # The receipt goes first: what follows may be the next task.
-            await self._answers.accept(claim, taken, first=partial(stream.send, receipt))
+            await self._answers.accept(claim, taken, first=partial(stream.owe, receipt))
         except VeilfedError as error:
             await self._refused(stream, claim, error)
             return

@@ -176,11 +176,11 @@ class Agent:
             self._settled = set()
 
     def _handle(self, response: WorkResponse) -> None:
+        for receipt in response.receipts:
+            self._clerk.take(receipt)
         kind = response.WhichOneof("body")
         if kind == "task":
             self._take(response.task)
-        elif kind == "receipt":
-            self._clerk.take(response.receipt)
         elif kind == "rejection":
             self._rejected(response.rejection)
         elif kind == "ended":

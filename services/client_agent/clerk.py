@@ -13,7 +13,7 @@ __all__ = ["Clerk"]
 log = get_logger("agent.receipts")
 
 # A receipt that is lost with the machine meanwhile is in the aggregator's database still.
-GATHER_SECONDS = 0.05
+GATHER_SECONDS = 0.5
 
 # Receipts that may wait; an aggregator that sends more than it was sent updates gets no more written down.
 MAX_WAITING = 1024

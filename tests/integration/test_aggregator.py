@@ -108,7 +108,7 @@ async def test_the_published_model_is_the_mean_of_the_updates(aggregator: Aggreg
             model = await one.model(task)
             sent.append(trained(task, model, one.identity.institution))
             await one.send(update=await one.answer(task))
-            assert (await one.next()).WhichOneof("body") == "receipt"
+            assert (await one.next()).receipts
         final = await north.task()
         assert (final.round, final.job_id) == (1, job_id)
         assert np.allclose(await north.model(final), (sent[0].astype(float) + sent[1]) / 2, atol=1e-6)
@@ -121,7 +121,7 @@ async def test_a_receipt_is_signed_by_the_aggregator(aggregator: Aggregator) -> 
     async with aggregator.admin() as admin, agent(aggregator, "north") as north:
         job_id = await admin.submit(job_spec(["north"], rounds=1))
         await north.send(update=await north.answer(await north.task()))
-        receipt = (await north.next()).receipt
+        (receipt,) = (await north.next()).receipts
         await admin.cancel(job_id)
     assert receipt.ledger_head == HEAD
     signed = SignedHead(
@@ -261,10 +261,10 @@ async def test_wrong_claims_are_refused_and_exclude_nobody(aggregator: Aggregato
         absent.artifact.CopyFrom(Artifact(sha256="ab" * 32, size=10))
         assert (await rejection(north, absent)).code == "ARTIFACT_INVALID"
         await north.send(update=right)
-        assert (await north.next()).WhichOneof("body") == "receipt"
+        assert (await north.next()).receipts
         assert await code() == "UPDATE_DUPLICATE"
         await south.send(update=await south.answer(other))
-        assert (await south.next()).WhichOneof("body") == "receipt"
+        assert (await south.next()).receipts
         assert (await north.task()).round == 1
         assert {client.state for client in (await admin.get(job_id)).rounds[0].clients} == {"done"}
         await admin.cancel(job_id)
@@ -302,7 +302,7 @@ async def test_a_silent_agent_loses_its_task_to_the_spare_one(aggregator: Aggreg
         # The silent one is too late.
         assert (await rejection(north, await north.answer(task))).code == "TASK_INVALID"
         await spare.send(update=await spare.answer(again))
-        assert (await spare.next()).WhichOneof("body") == "receipt"
+        assert (await spare.next()).receipts
         await admin.cancel(job_id)
 
 
@@ -337,7 +337,7 @@ async def test_a_large_model_travels_as_an_artifact_and_resumes(aggregator: Aggr
             await north.push(job_id, half, data[CHUNK:], offset=CHUNK)
         assert (await north.push(job_id, artifact, b"")).complete
         await north.send(update=update)
-        assert (await north.next()).WhichOneof("body") == "receipt"
+        assert (await north.next()).receipts
 
         final = await north.task()
         published = parse_map(await north.fetch(job_id, final.artifact.sha256))["classifier"]
@@ -398,7 +398,7 @@ async def test_killed_in_the_middle_of_rounds_it_publishes_the_same_bytes(
             for answers in (0, 1, 1):
                 for _ in range(answers):
                     await agents[answered].send(update=await agents[answered].answer(tasks[answered]))
-                    assert (await agents[answered].next()).WhichOneof("body") == "receipt"
+                    assert (await agents[answered].next()).receipts
                     answered += 1
                 await _restart(aggregator)
                 for one in agents:

@@ -53,7 +53,7 @@ class Countersigning(CoordinatorServicer):
                 signature=self._key.sign(statement, ec.ECDSA(SHA256())),
                 certificate_pem=self._credentials.certificate_pem,
             )
-            yield WorkResponse(receipt=receipt)
+            yield WorkResponse(receipts=[receipt])
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_updates_leave_and_are_countersigned(federation: Federation, tmp_path: P
             heartbeat = WorkRequest(session="s", heartbeat=Heartbeat(activity="training"))
             stub = CoordinatorStub(channel)
             async for response in stub.Work(iter([work(0, CLASSIFIER), heartbeat, work(1, CLASSIFIER)])):
-                assert await asyncio.to_thread(gate.record_receipts, [response.receipt]) == [None]
+                assert await asyncio.to_thread(gate.record_receipts, response.receipts) == [None]
             assert servicer.updates == 2
             with pytest.raises(VeilfedError, match="the job says") as caught:
                 async for _ in stub.Work(iter([work(2, np.ones((2, 4), np.float32))])):

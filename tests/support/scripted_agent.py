@@ -78,6 +78,7 @@ class ScriptedAgent:
         self.stub: Any = CoordinatorStub(self._channel)
         self.session = ""
         self._stream: Any = None
+        self._rest: WorkResponse | None = None
 
     async def __aenter__(self) -> Self:
         await self.join()
@@ -101,7 +102,7 @@ class ScriptedAgent:
 
     async def open(self) -> None:
         """Opens the work stream with the session, once the server answers; a heartbeat is its first message."""
-        self._stream = self.stub.Work(wait_for_ready=True)
+        self._stream, self._rest = self.stub.Work(wait_for_ready=True), None
         await self.heartbeat()
 
     async def send(self, **body: Any) -> None:
@@ -115,12 +116,20 @@ class ScriptedAgent:
         await self.send(refusal=refusal)
 
     async def next(self, timeout: float = 20.0) -> WorkResponse:  # noqa: ASYNC109  a test's patience
-        """The next message. Raises VeilfedError when the stream was ended."""
+        """The next message; receipts that came with it come first, alone. Raises VeilfedError when it was ended."""
+        if self._rest is not None:
+            response, self._rest = self._rest, None
+            return response
         try:
             response = await asyncio.wait_for(self._stream.read(), timeout)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._credentials, self._address) from None
         assert isinstance(response, WorkResponse), "the stream ended"
+        if response.receipts and response.WhichOneof("body"):
+            receipts = WorkResponse(receipts=response.receipts)
+            response.ClearField("receipts")
+            self._rest = response
+            return receipts
         return response
 
     async def task(self) -> Task:

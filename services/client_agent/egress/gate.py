@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import numpy as np
@@ -33,6 +33,8 @@ from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire import tensors
 
 __all__ = ["Destination", "EgressGate"]
+
+Sent = TypeVar("Sent", bound=Message)
 
 # As many rounds as the protocol can number.
 ANY_ROUND = 2**32 - 1
@@ -211,7 +213,7 @@ class EgressGate:
             raise VeilfedError(Code.POLICY_DENIED, f"the artifact for job {job}: {refused}") from None
         return artifact
 
-    def admit_ahead(self, server: Identity, method: str, message: Message, *, own_zone: bool = False) -> Message:
+    def admit_ahead(self, server: Identity, method: str, message: Sent, *, own_zone: bool = False) -> Sent:
         """Admits a message before it is queued for its call, which would end if the message were refused in it.
 
         What this returns passes the interceptors once. Errors as `admit`.
@@ -236,7 +238,7 @@ class EgressGate:
             with self._lock:
                 raise self._refuse(_envelope(call, "", b""), refused) from None
 
-    def admit(self, call: Flow, message: Message) -> Message:
+    def admit(self, call: Flow, message: Sent) -> Sent:
         """Checks and records one message of a call; returns the private copy of it that is sent.
 
         May wait for the disk: not in a thread, as to wake one up and to be woken by it takes longer. An update gets

@@ -347,30 +347,32 @@ class WorkResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASK_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def task(self) -> Global___Task: ...
-    @_builtins.property
-    def receipt(self) -> Global___Receipt: ...
     @_builtins.property
     def rejection(self) -> Global___Rejection: ...
     @_builtins.property
     def ended(self) -> Global___TaskEnded: ...
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Receipt]:
+        """With a body or without: receipts wait a moment for a message that goes anyway."""
+
     def __init__(
         self,
         *,
         task: Global___Task | None = ...,
-        receipt: Global___Receipt | None = ...,
         rejection: Global___Rejection | None = ...,
         ended: Global___TaskEnded | None = ...,
+        receipts: _abc.Iterable[Global___Receipt] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "receipt", b"receipt", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "receipt", b"receipt", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "receipts", b"receipts", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["task", "receipt", "rejection", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["task", "rejection", "ended"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
