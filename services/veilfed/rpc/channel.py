@@ -1,6 +1,5 @@
 """Connections to another party, and the translation of what goes wrong on them."""
 
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -18,13 +17,15 @@ from veilfed.rpc.guard import CODE_KEY, HINT_KEY
 
 __all__ = ["open_channel", "translate", "translated"]
 
-PROBE_SECONDS = 1.0
 KEEPALIVE_SECONDS = 30.0
 
-# What grpc says when nobody was there, when one side refused the other, and when the connection just ended.
+# What grpc says of a call that got no connection: nobody was there; somebody hung up before TLS had begun; this side
+# did not accept the other. Where the other side does not accept this one, TLS 1.3 tells nothing: it hangs up.
+NO_CONNECTION = "failed to connect to all addresses"
 NOBODY = ("connection refused", "failed to connect to remote host", "errors resolving", "unreachable", "no route")
-HANDSHAKE = ("handshake", "certificate", "verification check failed")
-CLOSED = ("socket closed", "connection reset", "broken pipe")
+BEFORE_TLS = "handshake read failed"
+NOT_ACCEPTED = ("tls handshake failed", "verification check failed")
+HUNG_UP = ("socket closed", "connection reset", "broken pipe")
 
 
 def _options(server: Identity, max_message_bytes: int, keepalive_seconds: float) -> list[tuple[str, str | int]]:
@@ -80,36 +81,33 @@ def open_channel(
     )
 
 
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS):
-            return True
-    except (OSError, ValueError):
-        return False
-
-
 def _unavailable(credentials: Credentials | None, address: str, details: str) -> VeilfedError:
-    """Nobody there, a handshake refused by the other side, or by this one.
-
-    A server that refuses a certificate and one that has just died look alike ("Socket closed"): a plain connection
-    tells whether somebody is there.
-    """
+    """Nobody there, a connection that was cut, or a handshake that one side refused."""
     lowered = details.lower()
     if any(words in lowered for words in NOBODY):
         return VeilfedError(Code.UNREACHABLE, f"{address}: nobody answers")
-    refused = any(words in lowered for words in HANDSHAKE)
-    if not refused and not _listens(address):
-        return VeilfedError(Code.UNREACHABLE, f"{address}: nobody answers any more")
+    if NO_CONNECTION not in lowered:
+        return VeilfedError(Code.UNREACHABLE, f"{address}: the connection was cut")
+    if BEFORE_TLS in lowered:
+        return VeilfedError(
+            Code.UNREACHABLE,
+            f"{address}: whoever answers hangs up before TLS begins",
+            "Check that the service behind this address runs, and a proxy before it passes TLS on.",
+        )
+    return _refused(credentials, address, lowered)
+
+
+def _refused(credentials: Credentials | None, address: str, lowered: str) -> VeilfedError:
+    """What ended a handshake: this party's own files, as far as they tell; this side, or the other one."""
     if credentials is not None and (found := faults(credentials)):
         return VeilfedError(Code.TLS_REFUSED, f"{address}: the handshake failed; " + "; ".join(found))
-    if refused:
+    if any(words in lowered for words in NOT_ACCEPTED):
         return VeilfedError(
             Code.TLS_REFUSED,
             f"{address}: the server did not prove to be the one expected, or is not TLS 1.3",
             "Check the server's identity and the trusted roots in the configuration.",
         )
-    if any(words in lowered for words in CLOSED):
+    if any(words in lowered for words in HUNG_UP):
         return VeilfedError(
             Code.TLS_REFUSED,
             f"{address}: the connection was closed; the server may not trust this certificate, or has stopped",
@@ -125,7 +123,7 @@ _PLAIN = {
 
 
 def translate(error: grpc.aio.AioRpcError, credentials: Credentials | None, address: str) -> VeilfedError:
-    """The error of the catalogue for what grpc raised. May try a plain connection to `address` to tell causes apart."""
+    """The error of the catalogue for what grpc raised."""
     metadata: Iterable[tuple[str, Any]] = cast(Any, error.trailing_metadata()) or ()
     trailing = {key: value for key, value in metadata if isinstance(value, str)}
     details = error.details() or ""
