@@ -4,12 +4,14 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, event, insert, select, text
+from sqlalchemy import Connection, Engine, event, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
 from aggregator.store.database import Database, migrate, open_engine
@@ -47,6 +49,38 @@ def test_a_broken_file(tmp_path: Path) -> None:
     with pytest.raises(VeilfedError) as caught:
         migrate(open_engine(url(tmp_path)))
     assert caught.value.code is Code.STATE_CORRUPT
+
+
+def unusable(engine: Engine, words: str) -> None:
+    with pytest.raises(VeilfedError, match=words) as caught:
+        migrate(engine)
+    assert caught.value.code is Code.FILE_UNUSABLE
+    assert str(engine.url.database) in caught.value.message
+
+
+def test_a_full_disk_is_no_damage_and_what_was_kept_stays(tmp_path: Path) -> None:
+    """SQLite says the same of a file that may not grow."""
+    engine = open_engine(url(tmp_path))
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA max_page_count = 4")
+
+    unusable(engine, "the disk is full")
+    migrate(open_engine(url(tmp_path)))
+
+
+def test_a_file_that_cannot_be_used_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    unusable(open_engine(url(tmp_path / "file")), "cannot be opened")
+    (tmp_path / "aggregator.sqlite").mkdir()
+    unusable(open_engine(url(tmp_path)), "cannot be opened")
+
+
+def test_a_locked_file_is_no_damage(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "aggregator.sqlite")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        unusable(open_engine(url(tmp_path) + "?timeout=0.01"), "another process")
 
 
 def test_tables_of_a_later_version(tmp_path: Path) -> None:

@@ -23,6 +23,15 @@ Result = TypeVar("Result")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS = 10_000
+# SQLite's names of errors, by their beginnings.
+UNUSABLE = {
+    "SQLITE_FULL": "the disk is full",
+    "SQLITE_IOERR": "the disk cannot be read or written, or a limit of size is reached",
+    "SQLITE_CANTOPEN": "the file cannot be opened or made",
+    "SQLITE_READONLY": "the file cannot be written",
+    "SQLITE_BUSY": "another process keeps it locked",
+}
+DAMAGED = frozenset({"SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPTFS"})
 # Most functions that share a transaction.
 MAX_GROUP = 64
 
@@ -30,7 +39,7 @@ MAX_GROUP = 64
 def open_engine(url: str) -> Engine:
     """An engine; SQLite with write-ahead log, foreign keys and honest transactions."""
     try:
-        engine = create_engine(url)
+        engine = create_engine(url, hide_parameters=True)  # values of agents and jobs are nothing for a log
     except (SQLAlchemyError, ImportError) as error:
         raise VeilfedError(Code.CONFIG_INVALID, f"database: not a usable URL ({type(error).__name__})") from None
     if engine.dialect.name == "sqlite":
@@ -58,7 +67,10 @@ def _prepare_sqlite(engine: Engine) -> None:
 
 
 def migrate(engine: Engine) -> None:
-    """Brings the tables to the newest version. Raises VeilfedError(STATE_CORRUPT) when that fails."""
+    """Brings the tables to the newest version.
+
+    Raises VeilfedError: FILE_UNUSABLE when the disk is full or the file cannot be used, else STATE_CORRUPT.
+    """
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     try:
@@ -70,9 +82,18 @@ def migrate(engine: Engine) -> None:
             Code.STATE_CORRUPT, "database: its tables are of a version that this software does not know"
         ) from None
     except SQLAlchemyError as error:
-        raise VeilfedError(
-            Code.STATE_CORRUPT, f"database: cannot be opened or migrated ({type(error).__name__})"
-        ) from None
+        raise _explained(engine, error) from None
+
+
+def _explained(engine: Engine, error: SQLAlchemyError) -> VeilfedError:
+    """What an operator can do something about: the disk and its permissions, or a damaged file."""
+    where = f"database {engine.url.database}"
+    name = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
+    if name not in DAMAGED:
+        for start, words in UNUSABLE.items():
+            if name.startswith(start):
+                return VeilfedError(Code.FILE_UNUSABLE, f"{where}: {words}")
+    return VeilfedError(Code.STATE_CORRUPT, f"{where}: cannot be opened or migrated ({name or type(error).__name__})")
 
 
 @dataclass
