@@ -43,6 +43,24 @@ def test_texts_of_an_onnx_folder(tmp_path: Path, pooling: str) -> None:
     assert np.array_equal(model.embed_texts(given), model.embed(given))
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 512),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}}, 512),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}, "config.json": {"max_position_embeddings": 40}}, 40),
+        ({"config.json": {"max_position_embeddings": 40}, "sentence_bert_config.json": {"max_seq_length": 30}}, 30),
+        ({"config.json": {"max_position_embeddings": 100_000}}, 8192),
+    ],
+)
+def test_the_smallest_limit_of_tokens_holds(tmp_path: Path, files: dict[str, dict[str, int]], expected: int) -> None:
+    folder = texts(tmp_path / "tiny")
+    (folder / "tokenizer_config.json").unlink()
+    for name, document in files.items():
+        (folder / name).write_text(json.dumps(document))
+    assert registry.load(f"onnx:{folder}", tmp_path).card.max_tokens == expected
+
+
 def test_no_input_gives_no_rows(tmp_path: Path) -> None:
     assert registry.load(f"onnx:{texts(tmp_path / 'tiny')}", tmp_path).embed([]).shape == (0, DIMENSION)
 

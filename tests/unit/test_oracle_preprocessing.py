@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fm_oracle.models.preprocessing import Preprocessing, from_huggingface, from_open_clip, from_timm
@@ -91,6 +91,7 @@ def test_what_cannot_be_done_exactly_is_refused(name: str) -> None:
     assert caught.value.code is Code.INPUT_INVALID
 
 
+@settings(deadline=None)
 @given(
     height=st.integers(1, 90),
     width=st.integers(1, 90),
@@ -137,7 +138,47 @@ def test_a_bad_image_is_named_by_its_position() -> None:
         Preprocessing((4, 4), 4, "bicubic", MEAN, STD).prepare([png(np.zeros((4, 4, 3), np.uint8)), b"no image"])
 
 
+def test_an_image_that_would_become_very_long_is_refused() -> None:
+    line = png(np.zeros((1, 80_000, 3), np.uint8))  # 4.6 billion pixels at a height of 240
+    with pytest.raises(VeilfedError, match="image 0 of the batch has 80000 x 1 pixels") as caught:
+        Preprocessing((224, 224), 240, "bicubic", MEAN, STD).prepare([line])
+    assert caught.value.code is Code.INPUT_INVALID
+    assert Preprocessing((8, 8), (8, 8), "bicubic", MEAN, STD).prepare([line])[0].shape == (8, 8, 3)
+
+
 def test_the_parameters_are_those_of_json_and_all_of_them() -> None:
     parameters = Preprocessing((4, 4), 4, "bicubic", MEAN, STD).parameters
     assert set(parameters) == {"size", "resize", "interpolation", "mean", "deviation", "floor", "background"}
     json.dumps(parameters)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 400) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["height", "width", "shortest_edge"]), inner)
+    ),
+    max_leaves=4,
+)
+KEYS = [
+    "size",
+    "crop_size",
+    "resample",
+    "image_mean",
+    "image_std",
+    "do_center_crop",
+    "crop_pct",
+    "rescale_factor",
+    "do_resize",
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from([VIT, BIT]), st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3))
+def test_any_values_are_read_or_refused(config: dict[str, Any], values: dict[str, object]) -> None:
+    try:
+        preprocessing = from_huggingface({**config, **values}, "x")
+    except VeilfedError as error:
+        assert error.code is Code.INPUT_INVALID  # noqa: PT017  either outcome is right
+        return
+    (pixels,) = preprocessing.prepare([png(np.zeros((3, 5, 3), np.uint8))])
+    assert pixels.shape == (*preprocessing.size, 3)

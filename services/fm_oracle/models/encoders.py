@@ -21,7 +21,8 @@ from veilfed.errors import Code, VeilfedError
 __all__ = ["ImageEncoder", "Reader", "TextEncoder", "read_text_folder"]
 
 MAX_PROMPT = 10_000  # characters; tokenized in the thread of the model
-MOST_TOKENS = 8192  # of a text: models without a limit of their own get this one
+MOST_TOKENS, USUAL_TOKENS = 8192, 512  # of a text: the limit of every model, and of one that names none
+NO_LIMIT = 10**6  # larger numbers stand for "not known" in the files
 
 # float32 [n, 3, h, w] -> [n, d]
 EncodeImages = Callable[[Tensor], Tensor]
@@ -115,7 +116,8 @@ def read_text_folder(folder: Path) -> Reader:
             ("sentence_bert_config.json", "max_seq_length"),
         )
     ]
-    max_tokens = min([int(limit) for limit in limits if isinstance(limit, int | float) and limit >= 1] + [MOST_TOKENS])
+    known = [int(limit) for limit in limits if isinstance(limit, int | float) and 1 <= limit < NO_LIMIT]
+    max_tokens = min(*known, MOST_TOKENS) if known else USUAL_TOKENS
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     return Reader(tokenizer, max_tokens, _pooling(folder))

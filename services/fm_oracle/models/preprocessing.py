@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fm_oracle.models.images import decode
+from fm_oracle.models.images import MAX_PIXELS, decode
 from veilfed.errors import Code, VeilfedError
 
 __all__ = ["MAX_SIDE", "Preprocessing", "from_huggingface", "from_open_clip", "from_timm", "unsupported"]
@@ -68,16 +68,21 @@ class Preprocessing:
     def prepare(self, inputs: Sequence[bytes]) -> list[NDArray[Any]]:
         """Encoded images -> uint8 [h, w, 3] each: a quarter of what float32 would hold in the queue.
 
-        Raises VeilfedError(INPUT_INVALID) naming the position of an image that cannot be decoded.
+        Raises VeilfedError(INPUT_INVALID) naming the position of an image that cannot be decoded or is too long.
         """
-        return [self._pixels(decode(data, position)) for position, data in enumerate(inputs)]
+        return [self._pixels(decode(data, position), position) for position, data in enumerate(inputs)]
 
-    def _pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+    def _pixels(self, image: Image.Image, position: int) -> NDArray[np.uint8]:
         if isinstance(self.resize, int):
             shorter = min(image.size)
             width, height = (self.resize * side // shorter for side in image.size)
         else:
             height, width = self.resize
+        if width * height > MAX_PIXELS:  # a small file could ask for any amount of memory
+            raise VeilfedError(
+                Code.INPUT_INVALID,
+                f"image {position} of the batch has {image.width} x {image.height} pixels, too long for the model",
+            )
         image = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
         top, left = (self._start(whole - part) for whole, part in zip((height, width), self.size, strict=True))
         return np.asarray(image.crop((left, top, left + self.size[1], top + self.size[0])))
@@ -182,7 +187,7 @@ def from_huggingface(config: Mapping[str, Any], where: str) -> Preprocessing:
     mean = _triple(config["image_mean"] if normalised else 0.0, where)
     deviation = _triple(config["image_std"] if normalised else 1.0, where)
     names = {member.value: member.name.lower() for member in Image.Resampling}
-    interpolation = names.get(config["resample"], str(config["resample"]))
+    interpolation = names.get(config["resample"] if isinstance(config["resample"], int) else -1, "unknown")
     return Preprocessing(size, resize, interpolation, mean, deviation, floor=True).check(where)
 
 
@@ -197,7 +202,7 @@ def _check_keys(config: Mapping[str, Any], where: str) -> None:
     if missing:
         raise unsupported(where, f"preprocessing without the key {missing[0]!r}")
     scale = config.get("rescale_factor", 1 / 255)
-    if not config.get("do_rescale", True) or not isinstance(scale, int | float) or abs(scale * 255 - 1) > 1e-6:
+    if not config.get("do_rescale", True) or not isinstance(scale, int | float) or not abs(scale * 255 - 1) < 1e-6:
         raise unsupported(where, "another scale than 1/255")
     if not config.get("do_resize", True):
         raise unsupported(where, "preprocessing without a resize")
