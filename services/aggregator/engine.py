@@ -14,7 +14,7 @@ from aggregator.hub import Hub, Stream
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
 from aggregator.rounds.machine import Machine
-from aggregator.rounds.records import Effects, Input, Live, Offer
+from aggregator.rounds.records import Effects, Input, Inputs, Live, Offer
 from aggregator.store.database import Database
 from aggregator.strategies import strategy_for
 from veilfed.errors import Code, VeilfedError
@@ -146,9 +146,9 @@ class Engine:
             number, count = self._expected.get(offer.job_id, (-1, 0))
             self._expected[offer.job_id] = (offer.round, count + 1 if number == offer.round else 1)
             self.hub.send(offer.session, offer)
-        for key in effects.folds:
+        for key, inputs in effects.folds.items():
             if key not in self._folds and not self.stopping:
-                self._folds[key] = asyncio.create_task(self._fold(*key))
+                self._folds[key] = asyncio.create_task(self._fold(*key, inputs))
         for job_id in effects.jobs_ended:
             self.machine.forget(job_id)
             self._expected.pop(job_id, None)
@@ -286,15 +286,14 @@ class Engine:
 
     # Folding.
 
-    async def _fold(self, job_id: str, number: int) -> None:
+    async def _fold(self, job_id: str, number: int, inputs: Inputs | None) -> None:
         """Folds a round from the kept updates and publishes the result."""
         try:
             job = await self.job(job_id)
-            start, inputs = await self.run(
-                lambda c: (queries.round_model(c, job_id, number), self.machine.inputs(c, job_id, number))
-            )
+            if inputs is None:
+                inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
             try:
-                model, message = await asyncio.to_thread(self._folded, job, number, start, inputs)
+                model, message = await asyncio.to_thread(self._folded, job, number, inputs)
             except _Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
@@ -305,7 +304,7 @@ class Engine:
             await self.change_live(
                 lambda connection, live: self.machine.publish(connection, job_id, number, model, live)
             )
-            if any(item.parameters is None for item in inputs):
+            if any(item.parameters is None for item in inputs.updates):
                 await asyncio.to_thread(self.artifacts.drop_updates, job_id, number)
         except Exception as error:  # such as a full disk: the round stays, and is tried again
             log.error("folding failed", job=job_id, round=number, exc_info=error)
@@ -321,15 +320,12 @@ class Engine:
             raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
         return item.parameters
 
-    def _folded(self, job: Job, number: int, start: str, inputs: list[Input]) -> tuple[Ref, TensorMap | None]:
-        """Folds and keeps the next model; gives it itself too if it travels inline.
-
-        `start` is the SHA-256 of the model that the round started from.
-        """
+    def _folded(self, job: Job, number: int, inputs: Inputs) -> tuple[Ref, TensorMap | None]:
+        """Folds and keeps the next model; gives it itself too if it travels inline."""
         damaged: list[str] = []
 
         def updates() -> Iterator[tuple[float, Arrays]]:
-            for item in inputs:
+            for item in inputs.updates:
                 try:
                     arrays = parse_map(self._kept(job.id, number, item))
                 except VeilfedError as error:
@@ -340,7 +336,7 @@ class Engine:
                     yield item.weight, arrays
 
         try:
-            model = to_map(job.strategy.fold(updates(), lambda: parse_map(self.artifacts.model(start))))
+            model = to_map(job.strategy.fold(updates(), lambda: parse_map(self.artifacts.model(inputs.start))))
         finally:
             if damaged:
                 raise _Damaged(damaged)

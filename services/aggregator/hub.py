@@ -30,6 +30,7 @@ class Stream:
         self._closed = False
         self._error: VeilfedError | None = None
         self._receipts: list[Receipt] = []
+        self._alarm: asyncio.TimerHandle | None = None
         self._offered: OrderedDict[str, Offer] = OrderedDict()
 
     def offered(self, job_id: str, number: int, token: str) -> Offer | None:
@@ -61,13 +62,17 @@ class Stream:
 
     def owe(self, receipt: Receipt) -> None:
         """A receipt goes with the next message, and soon without one."""
-        if not self._closed or self._error is None:
+        if self._error is None:
             self._receipts.append(receipt)
-            self._changed.set()
+            if self._alarm is None:
+                self._alarm = asyncio.get_running_loop().call_later(RECEIPT_SECONDS, self._changed.set)
 
     def receipts(self) -> list[Receipt]:
         """The receipts that are to go now."""
         owed, self._receipts = self._receipts, []
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         return owed
 
     async def next(self) -> Offer | WorkResponse | None:
@@ -78,14 +83,13 @@ class Stream:
         while not self._queue:
             if self._error is not None:
                 raise self._error
-            if self._closed:
-                return WorkResponse(receipts=self.receipts()) if self._receipts else None
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(RECEIPT_SECONDS if self._receipts else None):
-                    await self._changed.wait()
-            except TimeoutError:
+            if self._receipts and (self._closed or self._changed.is_set()):
+                self._changed.clear()
                 return WorkResponse(receipts=self.receipts())
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
         item = self._queue.popleft()
         if isinstance(item, WorkResponse):
             item.receipts.extend(self.receipts())

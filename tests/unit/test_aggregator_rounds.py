@@ -12,7 +12,7 @@ from aggregator.artifacts import Ref
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.answers import Claim, Taken
 from aggregator.rounds.machine import Machine
-from aggregator.rounds.records import Effects, Input, Offer, Refused
+from aggregator.rounds.records import Effects, Input, Inputs, Offer, Refused
 from aggregator.store.database import migrate, open_engine
 from tests.support.aggregators import job_spec
 from tests.support.scripted_agent import HEAD
@@ -434,7 +434,8 @@ def test_an_interrupted_fold_is_taken_up(world: World) -> None:
     world.folds.clear()
     world.pass_time(0)
     assert world.folds == [(job_id, 0)]
-    assert world.run(lambda c: world.machine.inputs(c, job_id, 0)) == [Input("north", 1.0, "a" * 64, None)]
+    inputs = world.run(lambda c: world.machine.inputs(c, job_id, 0))
+    assert inputs == Inputs(MODELS[0].sha256, [Input("north", 1.0, "a" * 64, None)])
 
 
 def test_a_damaged_update_is_left_out(world: World) -> None:

@@ -3,7 +3,17 @@
 from sqlalchemy import Connection, and_, bindparam, func, select, update
 
 from aggregator.rounds.book import Book, Job
-from aggregator.rounds.records import OPEN_TASKS, Effects, Ended, Input, JobState, Refused, RoundState, TaskState
+from aggregator.rounds.records import (
+    OPEN_TASKS,
+    Effects,
+    Ended,
+    Input,
+    Inputs,
+    JobState,
+    Refused,
+    RoundState,
+    TaskState,
+)
 from aggregator.store.schema import ROUNDS, TASKS, AgentRow, JobRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
@@ -32,7 +42,8 @@ _CLOSE = (
     .values(state=bindparam("new_state"))
 )
 _INPUTS = (
-    select(TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
+    select(RoundRow.model_sha256, TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
+    .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))
     .where(
         TaskRow.job_id == bindparam("job_id"),
         TaskRow.round == bindparam("number"),
@@ -109,7 +120,7 @@ class Closing(Book):
         if waiting:
             self._end_tasks(connection, job.id, number, "the round closed after quorum and grace", effects)
         if not closing:
-            effects.folds.append((job.id, number))
+            effects.folds[job.id, number] = self.inputs(connection, job.id, number)
             return
         self.event(connection, effects, job.id, "round_published", round=number, text="closing evaluation")
         self._end_job(connection, job.id, JobState.DONE, RoundState.FAILED, "", effects)
@@ -186,10 +197,10 @@ class Closing(Book):
         ).all()
         return [(row.job_id, row.number) for row in rows]
 
-    def inputs(self, connection: Connection, job_id: str, number: int) -> list[Input]:
-        """The updates that the round took."""
-        rows = connection.execute(_INPUTS, {"job_id": job_id, "number": number})
-        return [Input(*row) for row in rows]
+    def inputs(self, connection: Connection, job_id: str, number: int) -> Inputs:
+        """What the round is folded from."""
+        rows = connection.execute(_INPUTS, {"job_id": job_id, "number": number}).all()
+        return Inputs(rows[0].model_sha256 if rows else "", [Input(*row[1:]) for row in rows])
 
     def _drop_parameters(self, connection: Connection, job_id: str, since: int = 0) -> None:
         """Removes the parameters of updates from rows of the job: their round is folded, or will never be."""
@@ -222,7 +233,7 @@ class Closing(Book):
             if lost.rowcount:
                 self._excluded(connection, job_id, number, institution, refused, effects)
         job = self.job(connection, job_id)
-        left = len(self.inputs(connection, job_id, number))
+        left = len(self.inputs(connection, job_id, number).updates)
         if left < job.spec.quorum:
             self._fail(connection, job, number, f"{left} updates are left", effects)
         return effects

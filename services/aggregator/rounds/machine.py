@@ -136,6 +136,7 @@ class Machine(Answers):
         if opened.rowcount:
             sha256, size = connection.execute(select(RoundRow.model_sha256, RoundRow.model_size).where(key)).one()
             self._issue(connection, job, 0, Ref(sha256, size), opening["deadline_ms"], live, effects)
+            self.event(connection, effects, job_id, "round_opened", round=0)
 
     def _issue(
         self,
@@ -169,7 +170,6 @@ class Machine(Answers):
             if session:
                 effects.offers.append(Offer(session, job.id, number, trains, token, model, deadline_ms))
         connection.execute(_NEW_TASKS, tasks)
-        self.event(connection, effects, job.id, "round_opened", round=number)
 
     def publish(self, connection: Connection, job_id: str, number: int, model: Ref, live: Live) -> Effects:
         """folding -> published, and the next round opens. Nothing if the job has ended meanwhile."""
@@ -178,11 +178,15 @@ class Machine(Answers):
         if published.rowcount:
             self._drop_parameters(connection, job_id, number)
             connection.execute(_COUNT_PUBLISHED, {"of_job": job_id, "rounds_published": number + 1})
-            self.event(connection, effects, job_id, "round_published", round=number, text=model.sha256)
             job = self.job(connection, job_id)
             opening = self._opening(job)
             self._insert_round(connection, job_id, number + 1, model, **opening)
             self._issue(connection, job, number + 1, model, opening["deadline_ms"], live, effects)
+            happened: list[tuple[str, str, dict[str, Any]]] = [
+                (job_id, "round_published", {"round": number, "text": model.sha256}),
+                (job_id, "round_opened", {"round": number + 1}),
+            ]
+            self.events(connection, effects, happened)
         return effects
 
     # Time.
@@ -201,5 +205,6 @@ class Machine(Answers):
         for institution in sessions.expire(connection, now):
             if institution in live:
                 effects.offers += sessions.offer(connection, live[institution], institution, now, self.lease_ms)
-        effects.folds += [key for key in self.folding(connection) if key not in effects.folds]
+        for key in self.folding(connection):
+            effects.folds.setdefault(key)
         return effects

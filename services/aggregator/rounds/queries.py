@@ -22,7 +22,7 @@ from veilfed.v1.aggregator_pb2 import (
     WatchJobResponse,
 )
 
-__all__ = ["MAX_EVENTS", "details", "events", "is_model", "round_model", "running", "summaries"]
+__all__ = ["MAX_EVENTS", "details", "events", "is_model", "running", "summaries"]
 
 MAX_SUMMARIES = 1000
 # Answers stay below the limit of messages, whatever agents gave as reasons: the newest rounds are told, and long words
@@ -191,12 +191,6 @@ def is_model(connection: Connection, job_id: str, sha256: str) -> bool:
         .limit(1)
     ).scalar()
     return found is not None
-
-
-def round_model(connection: Connection, job_id: str, number: int) -> str:
-    """SHA-256 of the model that a round started from."""
-    key = (RoundRow.job_id == job_id, RoundRow.number == number)
-    return connection.execute(select(RoundRow.model_sha256).where(*key)).scalar_one()
 
 
 def running(connection: Connection) -> set[str]:

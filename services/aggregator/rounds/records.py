@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from aggregator.artifacts import Ref
 
-__all__ = ["Effects", "Ended", "Input", "JobState", "Live", "Offer", "Refused", "RoundState", "TaskState"]
+__all__ = ["Effects", "Ended", "Input", "Inputs", "JobState", "Live", "Offer", "Refused", "RoundState", "TaskState"]
 
 # Institution -> session (digest) of the one agent that gets its tasks.
 Live = Mapping[str, str]
@@ -81,12 +81,23 @@ class Input:
     parameters: bytes | None
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a round is folded from: the SHA-256 of the model that it started from, and its updates."""
+
+    start: str
+    updates: list[Input]
+
+
 @dataclass
 class Effects:
-    """What to do after the transaction: messages to agents, rounds to fold, watchers to wake."""
+    """What to do after the transaction: messages to agents, rounds to fold, watchers to wake.
+
+    A round to fold comes with its inputs where they are known.
+    """
 
     offers: list[Offer] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
-    folds: list[tuple[str, int]] = field(default_factory=list)
+    folds: dict[tuple[str, int], Inputs | None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     jobs_ended: set[str] = field(default_factory=set)
