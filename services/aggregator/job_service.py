@@ -24,6 +24,7 @@ from veilfed.v1.aggregator_pb2 import (
     WatchJobResponse,
 )
 from veilfed.v1.aggregator_pb2_grpc import JobServiceServicer
+from veilfed.wire.tensors import from_tensor
 
 __all__ = ["Jobs"]
 
@@ -40,7 +41,8 @@ class Jobs(JobServiceServicer):
         self._engine = engine
 
     async def SubmitJob(self, request: SubmitJobRequest, context: Context) -> SubmitJobResponse:  # noqa: N802
-        return SubmitJobResponse(job_id=await self._engine.submit(request.spec))
+        vectors = from_tensor(request.class_vectors) if request.HasField("class_vectors") else None
+        return SubmitJobResponse(job_id=await self._engine.submit(request.spec, vectors))
 
     async def ListJobs(self, request: ListJobsRequest, context: Context) -> ListJobsResponse:  # noqa: N802
         return ListJobsResponse(jobs=await self._engine.run(lambda c: queries.summaries(c, request.limit)))

@@ -1,15 +1,21 @@
 """A job of each method over the real services: what it learns, and what leaves the institutions for it."""
 
+import asyncio
+import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 
 from tests.support.agents import spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.parties import Parties, running_parties
+from tests.support.processes import veilfed
 from veilfed.jobs import StrategyName
 from veilfed.ledger import read, verify
 from veilfed.v1.aggregator_pb2 import GetJobResponse
@@ -79,6 +85,65 @@ async def test_a_job_of_each_method(parties: Parties, name: str) -> None:
         sent = [shapes(record) for record in read(ledger) if record.get("job") == job_id and answers(record)]
         trained = case.rounds if institution != "west" else 0
         assert sent == [case.sent] * trained + [{}] * (case.rounds + 1 - trained)
+
+
+@pytest.fixture(scope="module")
+def vectors(parties: Parties, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class vectors that an institution has its oracle embed, on a copy of its state: its agent is at work."""
+    folder = tmp_path_factory.mktemp("vectors")
+    prompts = folder / "prompts.yaml"
+    prompts.write_text("vowels: [aeiou, eaiou]\nconsonants: bcdfg\n")
+    out = folder / "vectors.npz"
+    config = parties.folder / "north" / "agent.yaml"
+    told = command("agent", "class-vectors", prompts, "--config", config, "--out", out)
+    assert told == {"file": str(out), "classes": ["vowels", "consonants"], "dimension": 32}
+    return out
+
+
+def command(*arguments: str | Path) -> Any:
+    done = subprocess.run(veilfed(*arguments, "--json"), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def submit(parties: Parties, folder: Path, document: dict[str, Any], vectors: Path) -> str:
+    """By the administrator's command."""
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(document))
+    admin = folder / "admin.yaml"
+    address = {"aggregator": parties.address, "aggregator_id": str(parties.federation.aggregator_id)}
+    admin.write_text(yaml.safe_dump({"identity": str(parties.federation.admin.certificate.parent), **address}))
+    return str(command("job", "submit", file, "--config", admin, "--class-vectors", vectors)["job_id"])
+
+
+@asynchronous
+async def test_zero_shot_is_class_vectors_without_training(parties: Parties, vectors: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"transform": "identity", "initial": "class_vectors"}
+    document = spec(["north", "south"], ["west"], rounds=0, **changes)
+    job = await parties.ended(await asyncio.to_thread(submit, parties, tmp_path, document, vectors))
+    assert job.summary.state == "done", job.summary.error
+    assert len(job.rounds) == 1
+    for values in accuracies(job).values():
+        assert all(value > 0.75 for value in values.values())
+    ledger = read(parties.folder / "north" / "state" / "ledger.jsonl")
+    assert [r["purpose"] for r in ledger if r.get("job") == job.summary.job_id and answers(r)] == ["evaluation"]
+    asked = read(parties.folder / "north" / "state" / "ledger-predict.jsonl")
+    assert sum(record.get("inputs", 0) for record in asked) == 3
+
+
+@asynchronous
+async def test_fedclip_on_class_vectors_sends_the_attention_alone(
+    parties: Parties, vectors: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"name": "fedclip", "hidden": 6, "initial": "class_vectors", "train_classifier": False}
+    document = spec(["north", "south"], rounds=2, **changes)
+    job_id = await asyncio.to_thread(submit, parties, tmp_path, document, vectors)
+    job = await parties.ended(job_id)
+    assert job.summary.state == "done", job.summary.error
+    assert all(value > 0.75 for values in accuracies(job).values() for value in values.values())
+    ledger = read(parties.folder / "north" / "state" / "ledger.jsonl")
+    sent = [shapes(record) for record in ledger if record.get("job") == job_id and answers(record)]
+    assert sent == [ATTENTION, ATTENTION, {}]
 
 
 @asynchronous

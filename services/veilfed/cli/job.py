@@ -37,7 +37,8 @@ from veilfed.v1.aggregator_pb2 import (
     WatchJobResponse,
 )
 from veilfed.v1.aggregator_pb2_grpc import CoordinatorStub, JobServiceStub
-from veilfed.wire.tensors import parse_map
+from veilfed.wire.class_vectors import read_class_vectors
+from veilfed.wire.tensors import parse_map, to_tensor
 
 __all__ = ["AdminConfig", "app"]
 
@@ -157,6 +158,9 @@ def _accuracies(evaluations: list[Evaluation]) -> str:
 @app.command()
 def submit(
     file: Annotated[Path, typer.Argument(help="The job's specification (YAML or JSON).")],
+    class_vectors: Annotated[
+        Path | None, typer.Option("--class-vectors", help="NAME.npz, as `veilfed agent class-vectors` makes it.")
+    ] = None,
     identity: IdentityOption = None,
     aggregator: AddressOption = None,
     aggregator_id: ServerOption = None,
@@ -171,10 +175,12 @@ def submit(
         text = data.decode()
     except UnicodeDecodeError:
         raise VeilfedError(Code.JOB_INVALID, f"{file}: not UTF-8 text") from None
-    parse_job(text, str(file))
+    spec, request = parse_job(text, str(file)), SubmitJobRequest(spec=text)
+    if class_vectors is not None:
+        request.class_vectors.CopyFrom(to_tensor(read_class_vectors(class_vectors, spec.strategy.classes)))
 
     async def call(admin: Admin) -> str:
-        return str((await admin.jobs.SubmitJob(SubmitJobRequest(spec=text), timeout=CALL_SECONDS)).job_id)
+        return str((await admin.jobs.SubmitJob(request, timeout=CALL_SECONDS)).job_id)
 
     job_id = _run(_settings(identity, aggregator, aggregator_id, config), call)
     output.result({"job_id": job_id}, job_id, as_json)

@@ -665,16 +665,24 @@ class SubmitJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: _builtins.int
+    CLASS_VECTORS_FIELD_NUMBER: _builtins.int
     spec: _builtins.str
     """The specification as YAML or JSON (veilfed.jobs.JobSpec)."""
+    @_builtins.property
+    def class_vectors(self) -> _tensor_pb2.Tensor:
+        """For `initial: class_vectors`, and only then: float32 [K, d], a row for each class of the
+        specification, in its order. The first model is made of it; nothing else keeps it.
+        """
+
     def __init__(
         self,
         *,
         spec: _builtins.str = ...,
+        class_vectors: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["class_vectors", b"class_vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_vectors", b"class_vectors", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
