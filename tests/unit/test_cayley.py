@@ -9,8 +9,8 @@ from torch import Tensor
 from client_agent.trainers.cayley import rotate
 from tests.support import dense
 
-# Blocks of a small side are inverted, larger ones solved.
-SIDES = st.one_of(st.integers(1, 6), st.sampled_from([32, 33, 40]))
+# One strip of rows, several, and a last one that is not full.
+SIDES = st.one_of(st.integers(1, 6), st.sampled_from([32, 33, 40, 64, 70]))
 SHAPES = st.tuples(st.integers(1, 4), SIDES, st.integers(1, 7), st.integers(0, 2**31 - 1))
 
 
@@ -50,6 +50,17 @@ def test_the_gradient_is_that_of_the_formed_transform(shape: tuple[int, int, int
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("side", [1, 5, 40, 80])
+def test_the_arguments_stay_as_they_were(side: int) -> None:
+    x, h = draw(2, side, 7, seed=8)
+    before = x.clone(), h.clone()
+    x.requires_grad_()
+    h.requires_grad_()
+    torch.autograd.grad(rotate(x, h).sum(), (x, h))
+    assert torch.equal(x, before[0])
+    assert torch.equal(h, before[1])
+
+
 @pytest.mark.parametrize("side", [5, 48])
 def test_zero_is_the_identity_bit_for_bit(side: int) -> None:
     _, h = draw(3, side, 11, seed=1, dtype=torch.float32)
@@ -84,6 +95,17 @@ def test_blocks_do_not_mix() -> None:
 def test_single_precision_agrees_with_double(blocks: int, side: int) -> None:
     x, h = draw(blocks, side, 64, seed=5)
     torch.testing.assert_close(rotate(x.float(), h.float()).double(), rotate(x, h), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1, 1.0])
+def test_without_pivoting_it_is_as_exact_as_with_it(scale: float) -> None:
+    """||R|| is 0.2, 2.2 and 22: far beyond what a training makes of X."""
+    x, h = draw(1, 256, 64, seed=11, dtype=torch.float32)
+    exact = rotate(scale * x.double(), h.double())
+    skew = scale * (x[0] - x[0].T) / 2
+    pivoted = 2 * torch.linalg.solve(torch.eye(256) - skew, h.T).T - h
+    ours, theirs = ((found.double() - exact).abs().max().item() for found in (rotate(scale * x, h), pivoted))
+    assert ours <= 4 * theirs
 
 
 def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:
