@@ -204,7 +204,10 @@ class Artifacts:
                     del self._running[part]
 
     def uploaded(self, job_id: str, institution: str, sha256: str) -> bytes:
-        """Raises VeilfedError(ARTIFACT_INVALID) when the upload is missing, partial or damaged."""
+        """Raises VeilfedError(ARTIFACT_INVALID) when the upload is missing or partial.
+
+        Its bytes had the digest when they arrived; the fold checks it again.
+        """
         return _read(self._uploads / job_id / institution / _name(sha256), sha256)
 
     def drop_upload(self, job_id: str, institution: str, sha256: str) -> None:
@@ -238,7 +241,10 @@ class Artifacts:
 
     def update(self, job_id: str, number: int, institution: str, sha256: str) -> bytes:
         """Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""
-        return _read(self._update(job_id, number, institution, sha256), sha256)
+        data = _read(self._update(job_id, number, institution, sha256), sha256)
+        if digest(data) != sha256:
+            raise VeilfedError(Code.ARTIFACT_INVALID, f"artifact {sha256[:12]} is damaged")
+        return data
 
     def drop_updates(self, job_id: str, number: int) -> None:
         """Removes the updates of a round that has been folded."""
@@ -262,14 +268,11 @@ def _name(sha256: str) -> str:
 
 def _read(path: Path, sha256: str) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise VeilfedError(Code.ARTIFACT_INVALID, f"artifact {sha256[:12]} has not arrived as a whole") from None
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
-    if digest(data) != sha256:
-        raise VeilfedError(Code.ARTIFACT_INVALID, f"artifact {sha256[:12]} is damaged")
-    return data
 
 
 def _make_room(folder: Path, keep: str) -> None:

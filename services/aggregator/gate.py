@@ -15,6 +15,8 @@ from veilfed.wire.tensors import Arrays
 __all__ = ["EVALUATIONS", "check_evaluations", "check_head", "check_parameters", "check_weight"]
 
 EVALUATIONS = ("personal", "global")
+# Elements that are looked at together: they stay in the processor's cache, and are too few for a second thread.
+BLOCK = 2**13
 MAX_TOTAL = 2**53  # counts stay exact as float64 and as signed 64-bit integers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -36,15 +38,23 @@ def _check_tensor(name: str, array: NDArray[np.generic], shape: tuple[int, ...],
         raise _refuse(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
     if array.dtype != np.float32:
         raise _refuse(f"{name}: expected float32, got {array.dtype}")
-    # The largest magnitude is NaN if any element is, and infinite if one is.
-    largest = float(np.max(np.abs(array)))
+    largest, norm = _extent(array.reshape(-1))
     if not math.isfinite(largest):
         raise _refuse(f"{name}: not all elements are finite")
     if largest > spec.fold.max_abs:
         raise _refuse(f"{name}: an element is larger in magnitude than max_abs ({spec.fold.max_abs:g})")
-    norm = float(np.linalg.norm(array.astype(np.float64)))
     if norm > spec.fold.max_norm:
         raise _refuse(f"{name}: the norm is larger than max_norm ({spec.fold.max_norm:g})")
+
+
+def _extent(flat: NDArray[np.generic]) -> tuple[float, float]:
+    """The largest magnitude (NaN if any element is) and the norm, in float64, block by block."""
+    largest = squares = 0.0
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        largest = float(np.maximum(largest, np.maximum(block.max(), -block.min())))
+        squares += float(block @ block)
+    return largest, math.sqrt(squares) if squares >= 0 else math.nan
 
 
 def check_weight(weight: float, trains: bool, spec: JobSpec) -> None:

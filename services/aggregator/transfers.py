@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -59,7 +60,7 @@ class Transfers:
                 sessions.check(connection, sessions.session_digest(session), identity)
             job = self._engine.machine.job(connection, job_id)
             _member(job, identity)
-            if session is not None and job_id not in queries.running(connection):
+            if session is not None and not queries.is_running(connection, job_id):
                 raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended")
             return job
 
@@ -100,21 +101,25 @@ class Transfers:
         upload = await asyncio.to_thread(artifacts.upload, job.id, institution, ref, offset)
         try:
             async for request in requests:
-                if request.WhichOneof("body") != "chunk" or len(request.chunk) > CHUNK_BYTES:
+                chunk = request.chunk  # once: each time makes a copy
+                if request.WhichOneof("body") != "chunk" or len(chunk) > CHUNK_BYTES:
                     raise VeilfedError(
                         Code.PROTOCOL_VIOLATION, f"Push: expected a chunk of at most {CHUNK_BYTES} bytes"
                     )
-                await asyncio.to_thread(upload.write, request.chunk)
+                await asyncio.to_thread(upload.write, chunk)
             complete = await asyncio.to_thread(upload.finish)
             return PushResponse(received=upload.received, complete=complete)
         finally:
             await asyncio.to_thread(artifacts.release, upload)
 
+    def _find_model(self, connection: Connection, identity: Identity, request: FetchRequest) -> None:
+        _member(self._engine.machine.job(connection, request.job_id), identity)
+        if not queries.is_model(connection, request.job_id, request.sha256):
+            raise VeilfedError(Code.NOT_FOUND, "the job has no such model")
+
     async def fetch(self, identity: Identity, request: FetchRequest) -> AsyncIterator[FetchResponse]:
         """The bytes of a model of a job; never of an update."""
-        await self._job(identity, request.job_id)
-        if not await self._engine.run(lambda connection: queries.is_model(connection, request.job_id, request.sha256)):
-            raise VeilfedError(Code.NOT_FOUND, "the job has no such model")
+        await self._engine.run(partial(self._find_model, identity=identity, request=request))
         chunks = self._engine.artifacts.chunks(request.sha256, request.offset)
         with _own_faults():
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:

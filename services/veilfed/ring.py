@@ -5,6 +5,8 @@ Addition of integers is exact and wraps, so any order and any grouping of the te
 point does not promise. Whoever chooses f sees to it that the true sum stays inside (-2^63, 2^63).
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,20 +33,22 @@ def zeros(shape: tuple[int, ...]) -> Ring:
     return np.zeros(shape, dtype=np.uint64)
 
 
-def encode(values: NDArray[np.floating], fraction_bits: int) -> Ring:
-    """Rounds (half to even) to fixed point; any shape, uint64 of the same shape.
+def encode(values: NDArray[Any], fraction_bits: int, factor: float = 1.0) -> Ring:
+    """Rounds factor * values (half to even) to fixed point; any shape, uint64 of the same shape.
 
     Raises VeilfedError(INPUT_INVALID) for values that are not finite or not below 2^(63 - fraction_bits).
     """
-    scaled = np.rint(np.asarray(values, dtype=np.float64) * _scale(fraction_bits))
-    # NaN fails the comparison too.
-    if not bool(np.all(np.abs(scaled) < HALF)):
+    # A power of two changes no digit of the factor: one product is as good as two.
+    scaled = np.asarray(np.multiply(values, factor * _scale(fraction_bits), dtype=np.float64))
+    np.rint(scaled, out=scaled)
+    # With NaN among them, the extremes are NaN, and every comparison fails.
+    if scaled.size and not (scaled.min() > -HALF and scaled.max() < HALF):
         raise VeilfedError(
             Code.INPUT_INVALID,
             f"values must be finite and below 2^{63 - fraction_bits} to be fixed point with {fraction_bits}"
             " fraction bits",
         )
-    return np.asarray(scaled).astype(np.int64).view(np.uint64)
+    return scaled.astype(np.int64).view(np.uint64)
 
 
 def add(total: Ring, term: Ring) -> None:

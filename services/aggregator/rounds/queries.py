@@ -22,7 +22,7 @@ from veilfed.v1.aggregator_pb2 import (
     WatchJobResponse,
 )
 
-__all__ = ["MAX_EVENTS", "details", "events", "is_model", "running", "summaries"]
+__all__ = ["MAX_EVENTS", "details", "events", "is_model", "is_running", "running", "summaries"]
 
 MAX_SUMMARIES = 1000
 # Answers stay below the limit of messages, whatever agents gave as reasons: the newest rounds are told, and long words
@@ -183,14 +183,24 @@ def events(connection: Connection, job_id: str, after: int) -> tuple[list[WatchJ
     return found, len(found) < MAX_EVENTS and state != JobState.RUNNING
 
 
+_IS_MODEL = (
+    select(RoundRow.number)
+    .where(
+        RoundRow.job_id == bindparam("job_id"),
+        or_(RoundRow.model_sha256 == bindparam("sha256"), RoundRow.published_sha256 == bindparam("sha256")),
+    )
+    .limit(1)
+)
+
+
 def is_model(connection: Connection, job_id: str, sha256: str) -> bool:
     """Whether the job started a round from this model or published it."""
-    found = connection.execute(
-        select(RoundRow.number)
-        .where(RoundRow.job_id == job_id, or_(RoundRow.model_sha256 == sha256, RoundRow.published_sha256 == sha256))
-        .limit(1)
-    ).scalar()
-    return found is not None
+    return connection.execute(_IS_MODEL, {"job_id": job_id, "sha256": sha256}).scalar() is not None
+
+
+def is_running(connection: Connection, job_id: str) -> bool:
+    """Whether the job has not ended."""
+    return connection.execute(_STATE, {"job_id": job_id}).scalar() == JobState.RUNNING
 
 
 def running(connection: Connection) -> set[str]:

@@ -17,8 +17,8 @@ from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["AllGlobal", "Averaging"]
 
-# Elements that are folded at a time: intermediate arrays stay small.
-BLOCK = 2**18
+# Elements that are folded at a time: intermediate arrays stay in the processor's cache.
+BLOCK = 2**15
 
 
 class Averaging(Strategy):
@@ -54,11 +54,11 @@ class AllGlobal(Averaging):
         return {**super().initial(class_vectors), TRANSFORM: np.zeros(shape, np.float32)}
 
 
-def _accumulate(total: ring.Ring, values: NDArray[np.generic], weight: float, bits: int) -> None:
+def _accumulate(total: ring.Ring, values: Array, weight: float, bits: int) -> None:
     """total += weight * values, both flat, block by block."""
     for start in range(0, total.size, BLOCK):
         block = slice(start, start + BLOCK)
-        ring.add(total[block], ring.encode(values[block].astype(np.float64) * weight, bits))
+        ring.add(total[block], ring.encode(values[block], bits, weight))
 
 
 def _mean(total: ring.Ring, divisor: float, bits: int) -> NDArray[np.float32]:

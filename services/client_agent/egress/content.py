@@ -219,8 +219,10 @@ def _check_push(call: Flow, message: PushRequest, allowed: Allowed | None) -> No
     # The consent may have been taken back in the middle.
     if call.artifact is None or allowed is None:
         raise Refused("a chunk without the header of its artifact")
-    end = call.position + len(message.chunk)
-    if call.artifact[call.position : end] != message.chunk:
+    chunk = message.chunk  # once: each time makes a copy
+    end = call.position + len(chunk)
+    # As bytes: a memoryview is compared element by element.
+    if bytes(call.artifact[call.position : end]) != chunk:
         raise Refused("a chunk that is not of the artifact that was checked")
     call.position = end
 

@@ -16,7 +16,6 @@ from veilfed.v1.tensor_pb2 import (
     DTYPE_INT64,
     DTYPE_UINT8,
     DType,
-    NamedTensor,
     Tensor,
     TensorMap,
 )
@@ -40,11 +39,19 @@ _NAMES = {dtype: number for number, dtype in _DTYPES.items()}
 
 def to_tensor(array: NDArray[np.generic]) -> Tensor:
     """The wire form of an array; raises VeilfedError(INPUT_INVALID) for a dtype that the wire lacks."""
+    tensor = Tensor()
+    _fill(tensor, array)
+    return tensor
+
+
+def _fill(tensor: Tensor, array: NDArray[np.generic]) -> None:
+    """In place: a message that is put into another one is copied with all of its bytes."""
     dtype = array.dtype.newbyteorder("<")
     if dtype not in _NAMES:
         raise VeilfedError(Code.INPUT_INVALID, f"an array of {array.dtype} cannot be sent")
-    data = np.ascontiguousarray(array, dtype=dtype).tobytes()
-    return Tensor(dtype=_NAMES[dtype], shape=array.shape, data=data)
+    tensor.dtype = _NAMES[dtype]
+    tensor.shape.extend(array.shape)
+    tensor.data = np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 
 def from_tensor(tensor: Tensor) -> NDArray[np.generic]:
@@ -57,20 +64,26 @@ def from_tensor(tensor: Tensor) -> NDArray[np.generic]:
             Code.PROTOCOL_VIOLATION, f"tensor with {len(tensor.shape)} axes; at most {MAX_AXES} are allowed"
         )
     expected = math.prod(tensor.shape) * dtype.itemsize
-    if expected != len(tensor.data):
+    data = tensor.data  # once: each time makes a copy
+    if expected != len(data):
         raise VeilfedError(
             Code.PROTOCOL_VIOLATION,
-            f"tensor of shape {list(tensor.shape)} needs {expected} bytes, has {len(tensor.data)}",
+            f"tensor of shape {list(tensor.shape)} needs {expected} bytes, has {len(data)}",
         )
     try:
-        return np.frombuffer(tensor.data, dtype=dtype).reshape(tuple(tensor.shape))
+        return np.frombuffer(data, dtype=dtype).reshape(tuple(tensor.shape))
     except ValueError:  # an axis of length 0 makes it empty, but NumPy multiplies the others
         raise VeilfedError(Code.PROTOCOL_VIOLATION, f"tensor of shape {list(tensor.shape)} is too large") from None
 
 
 def to_map(arrays: Mapping[str, NDArray[np.generic]]) -> TensorMap:
     """Named arrays, sorted by name, so that equal contents have equal bytes."""
-    return TensorMap(tensors=[NamedTensor(name=name, tensor=to_tensor(arrays[name])) for name in sorted(arrays)])
+    message = TensorMap()
+    for name in sorted(arrays):
+        entry = message.tensors.add()
+        entry.name = name
+        _fill(entry.tensor, arrays[name])
+    return message
 
 
 def unpack_map(message: TensorMap) -> Arrays:
