@@ -1,6 +1,7 @@
 """Who is let in: real handshakes against a real server."""
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.support import http2
+from tests.support.http2 import secured
 from tests.support.identities import Federation, make_federation
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials, TlsFiles, load_credentials
@@ -25,6 +28,8 @@ from veilfed.rpc.server import create_server, peer
 from veilfed.v1 import aggregator_pb2, enrollment_pb2, oracle_pb2
 from veilfed.v1.aggregator_pb2 import ListJobsRequest, ListJobsResponse
 from veilfed.v1.aggregator_pb2_grpc import JobServiceServicer, JobServiceStub, add_JobServiceServicer_to_server
+
+ROOT = Path(__file__).parents[2]
 
 
 class Jobs(JobServiceServicer):
@@ -171,17 +176,8 @@ def test_without_certificate_or_without_tls_nothing_is_reached(federation: Feder
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 def test_tls_12_fails_and_13_works_with_the_same_certificate(federation: Federation, version: ssl.TLSVersion) -> None:
     def handshake(address: str, files: TlsFiles) -> str:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = context.maximum_version = version
-        context.load_verify_locations(files.bundle)
-        context.load_cert_chain(files.certificate, files.key)
-        context.set_alpn_protocols(["h2"])
-        host, port = address.split(":")
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=federation.aggregator_id.server_name) as secure,
-        ):
-            return str(secure.version())
+        with secured(address, federation.aggregator_id.server_name, files, version) as connection:
+            return str(connection.version())
 
     async def run() -> str:
         async with serving(federation) as (_, address):
@@ -229,6 +225,47 @@ def test_every_rpc_of_the_protos_has_its_roles() -> None:
     assert {name for name in ROLES if not name.startswith("/grpc.health")} == rpcs - {"/veilfed.v1.Enrollment/Enroll"}
 
 
+def fresh() -> dict[str, str]:
+    """An environment in which veilfed was not imported yet."""
+    return {name: value for name, value in os.environ.items() if name != "GRPC_SSL_CIPHER_SUITES"}
+
+
+GRPC_FIRST = """
+import asyncio, sys
+import grpc  # before veilfed: too late for it to switch TLS 1.2 off
+from pathlib import Path
+from tests.support.coordinator_stub import Stub, serving
+from veilfed.identity.material import TlsFiles, load_credentials
+
+async def main():
+    stub = Stub()
+    async with serving(load_credentials(TlsFiles.in_folder(Path(sys.argv[1]))), stub) as address:
+        print(address, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    print(*stub.peers)
+
+asyncio.run(main())
+"""
+
+
+def test_where_grpc_was_imported_first_a_call_over_tls_12_is_refused_before_its_handler(federation: Federation) -> None:
+    command = [sys.executable, "-c", GRPC_FIRST, str(federation.aggregator.key.parent)]
+    agent, name = federation.agents["one"], federation.aggregator_id.server_name
+    answers = {}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=fresh()
+    ) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            with secured(address, name, agent, version) as connection:
+                answers[version] = http2.call(connection, "/veilfed.v1.Coordinator/Join")
+        reached, _ = server.communicate("end\n", timeout=30)
+    assert b"UNAUTHENTICATED" in answers[ssl.TLSVersion.TLSv1_2]
+    assert b"veilfed-code" not in answers[ssl.TLSVersion.TLSv1_3]
+    assert reached.splitlines()[-1:] == [str(federation.agent_id("one"))]
+
+
 def test_grpc_offers_tls_13_alone_whoever_imports_first() -> None:
     code = "import veilfed, os; assert os.environ['GRPC_SSL_CIPHER_SUITES'] == 'ECDHE-RSA-AES256-GCM-SHA384'"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env=fresh())

@@ -45,10 +45,16 @@ def peer() -> Identity:
     return _peer.get()
 
 
+def _check_version(context: Context) -> None:
+    properties: Mapping[str, Any] = context.auth_context()
+    if properties.get("ssl_tls_version") != [b"TLSv1.3"]:
+        raise VeilfedError(Code.UNAUTHENTICATED, "the connection is not TLS 1.3")
+
+
 def _authenticate(context: Context) -> Identity:
     properties: Mapping[str, Any] = context.auth_context()
-    if properties.get("ssl_tls_version") != [b"TLSv1.3"] or "peer_spiffe_id" not in properties:
-        raise VeilfedError(Code.UNAUTHENTICATED, "the connection has no identity, or is not TLS 1.3")
+    if "peer_spiffe_id" not in properties:
+        raise VeilfedError(Code.UNAUTHENTICATED, "the connection has no identity")
     return Identity.parse(properties["peer_spiffe_id"][0].decode())
 
 
@@ -116,6 +122,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         self._stall_seconds = stall_seconds
 
     def _admit(self, method: str, context: Context) -> None:
+        _check_version(context)
         if self._federation is None:
             if method not in OPEN:
                 raise VeilfedError(Code.UNAUTHENTICATED, f"{method} needs a certificate of the federation")
