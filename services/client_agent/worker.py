@@ -54,6 +54,7 @@ REASONS = {
     Code.JOB_INVALID: "the job's specification is not acceptable, or has changed",
     Code.DATA_INVALID: "the institution's data does not fit the job",
     Code.DATA_MISSING: "the institution's data is not there",
+    Code.FILE_UNUSABLE: "a file or folder of the institution cannot be used",
     Code.INPUT_INVALID: "the job does not fit the institution's oracle",
     Code.QUOTA_EXCEEDED: "the institution's quota at its oracle is used up",
     Code.TASK_INVALID: "the task does not fit what the institution has done before",
@@ -160,8 +161,7 @@ class Worker:
                 await self._attempt()
                 return
             except VeilfedError as error:
-                if error.code not in TRANSIENT:
-                    await self._refuse(error)
+                if error.code not in TRANSIENT and await self._refuse(error):
                     return
                 log.warning("task delayed", job=self._task.job_id, round=self._task.round, **_told(error))
             except Exception as error:  # a defect: the round must not wait for it, nor the log hold what it touched
@@ -279,7 +279,8 @@ class Worker:
         session.send(update)
         log.info("update sent", job=update.job_id, round=update.round, trained=finished.trained)
 
-    async def _refuse(self, error: VeilfedError) -> None:
+    async def _refuse(self, error: VeilfedError) -> bool:
+        """Tells the aggregator. False where the ledger cannot keep that: nothing leaves until its disk can be used."""
         log.error("task refused", job=self._task.job_id, round=self._task.round, **_told(error))
         reason = REASONS.get(error.code, OTHER_REASON)
         session = await self._desk.link.get()
@@ -290,6 +291,8 @@ class Worker:
             session.refuse(refusal)
         except VeilfedError as denied:  # the round's deadline says it instead
             log.error("refusal denied", job=self._task.job_id, **_told(denied))
+            return denied.code is not Code.FILE_UNUSABLE
+        return True
 
 
 def _told(error: VeilfedError) -> dict[str, Any]:

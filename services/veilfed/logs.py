@@ -4,7 +4,8 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -46,6 +47,18 @@ def _exception_places(_logger: object, _name: str, event: MutableMapping[str, An
     return event
 
 
+class _Lenient:
+    """Standard error, where a line is lost rather than a service: the log may lie on the disk that is full."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            sys.stderr.flush()
+
+
 def configure(level: str = "info") -> None:
     """Sets up logging for a process; `level` is debug, info, warning or error. Raises VeilfedError(INPUT_INVALID)."""
     threshold = logging.getLevelNamesMapping().get(level.upper())
@@ -60,7 +73,7 @@ def configure(level: str = "info") -> None:
             structlog.processors.JSONRenderer(sort_keys=True),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lenient())),
         cache_logger_on_first_use=True,
     )
 

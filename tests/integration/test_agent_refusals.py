@@ -37,6 +37,7 @@ async def test_data_that_cannot_be_used_is_named_in_the_own_log_alone(federation
                 b.coordinator.send(offer(number))
                 refusal = await b.refusal()
                 assert (refusal.job_id, refusal.round, refusal.code) == (JOB, number, code.name)
+                assert str(tmp_path) not in refusal.reason
                 assert "data.csv" not in refusal.reason
                 assert words in agent.err.read_text()
                 data.touch()

@@ -16,8 +16,11 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from veilfed.errors import Code, VeilfedError
+from veilfed.logs import get_logger
 
 __all__ = ["Database", "migrate", "open_engine"]
+
+log = get_logger("aggregator.database")
 
 Result = TypeVar("Result")
 
@@ -85,15 +88,25 @@ def migrate(engine: Engine) -> None:
         raise _explained(engine, error) from None
 
 
+def _name(error: BaseException) -> str:
+    """SQLite's name of what went wrong; empty for another database."""
+    return str(getattr(getattr(error, "orig", None), "sqlite_errorname", ""))
+
+
+def _unusable(error: BaseException) -> str | None:
+    """What an operator has to see to, where the disk is to blame and not the file."""
+    name = _name(error)
+    if name in DAMAGED:
+        return None
+    return next((words for start, words in UNUSABLE.items() if name.startswith(start)), None)
+
+
 def _explained(engine: Engine, error: SQLAlchemyError) -> VeilfedError:
-    """What an operator can do something about: the disk and its permissions, or a damaged file."""
     where = f"database {engine.url.database}"
-    name = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
-    if name not in DAMAGED:
-        for start, words in UNUSABLE.items():
-            if name.startswith(start):
-                return VeilfedError(Code.FILE_UNUSABLE, f"{where}: {words}")
-    return VeilfedError(Code.STATE_CORRUPT, f"{where}: cannot be opened or migrated ({name or type(error).__name__})")
+    if words := _unusable(error):
+        return VeilfedError(Code.FILE_UNUSABLE, f"{where}: {words}")
+    reason = _name(error) or type(error).__name__
+    return VeilfedError(Code.STATE_CORRUPT, f"{where}: cannot be opened or migrated ({reason})")
 
 
 @dataclass
@@ -150,6 +163,7 @@ class Database:
         except Exception as error:  # given to all who wait
             for call in calls:
                 call.error = call.error or error
+        self._note(calls)
         loop.call_soon_threadsafe(_deliver, calls)
 
     def _connection(self) -> Connection:
@@ -157,6 +171,12 @@ class Database:
         if self._kept is None:
             self._kept = self.engine.connect()
         return self._kept
+
+    def _note(self, calls: list[_Call]) -> None:
+        """The log of who has failed names no more than the kind of an error."""
+        words = {_unusable(call.error) for call in calls if call.error is not None} - {None}
+        for word in words:
+            log.error("the database cannot be used", database=self.engine.url.database, error=word)
 
     def _transact(self, calls: list[_Call]) -> None:
         connection = self._connection()
