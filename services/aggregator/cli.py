@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from aggregator.memory import use_one_arena
 from veilfed import logs
 from veilfed.config import load_config
 
@@ -23,6 +24,7 @@ def root() -> None:
 def serve(config: Annotated[Path, typer.Option("--config", help="The aggregator's configuration (YAML).")]) -> None:
     """Serves agents and administrators until SIGTERM."""
     from aggregator.config import AggregatorConfig  # noqa: PLC0415  help texts need no database
+    use_one_arena()
     from aggregator.server import serve as run  # noqa: PLC0415
 
     loaded = load_config(AggregatorConfig, config)
