@@ -1,5 +1,6 @@
 """What an institution computes for a task: counts on its test split, and what it has trained."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,12 @@ from client_agent.state import Counts, Finished, JobFolder
 from client_agent.trainers import Method, State, Trainer, method_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec, Strategy
+from veilfed.logs import get_logger
 from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 
 __all__ = ["Order", "Prepared", "model_of", "perform", "prepare"]
+
+log = get_logger("agent.work")
 
 Float = NDArray[np.float32]
 
@@ -108,7 +112,9 @@ def perform(
     if order.train:
         if trainer is None or state is None:
             raise VeilfedError(Code.TASK_INVALID, "the job's cohort does not list this institution for training")
+        started = time.monotonic()
         trained, new = trainer.train(model, state, order.round, cancelled)
+        log.info("trained", job=folder.job_id, round=order.round, seconds=round(time.monotonic() - started, 4))
         update, after = map_bytes(trained), new.to_bytes()
         weight = method.update_weight(prepared.train_samples)
     elif not evaluations:

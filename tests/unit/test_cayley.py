@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks import cayley
 from client_agent.trainers.cayley import rotate
 from tests.support import dense
 
@@ -106,6 +107,30 @@ def test_without_pivoting_it_is_as_exact_as_with_it(scale: float) -> None:
     pivoted = 2 * torch.linalg.solve(torch.eye(256) - skew, h.T).T - h
     ours, theirs = ((found.double() - exact).abs().max().item() for found in (rotate(scale * x, h), pivoted))
     assert ours <= 4 * theirs
+
+
+@pytest.mark.parametrize("blocks", [1, 8])
+def test_the_contenders_of_the_benchmark_do_the_same(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cayley, "DIMENSION", 96)
+    losses: list[float] = []
+    entropy = torch.nn.functional.cross_entropy
+
+    def recorded(logits: Tensor, labels: Tensor) -> Tensor:
+        loss = entropy(logits, labels)
+        losses.append(loss.item())
+        return loss
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", recorded)
+    steps = [cayley.ours(blocks), cayley.formed(blocks, cayley.by_inverse), cayley.formed(blocks, cayley.by_solve)]
+    curves = []
+    for step in steps:
+        losses.clear()
+        for _ in range(4):
+            step()
+        curves.append(list(losses))
+    assert curves[0][3] < curves[0][0] - 0.1
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=1e-4)
 
 
 def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:

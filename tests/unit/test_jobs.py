@@ -32,6 +32,32 @@ def test_a_job_survives_its_own_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"name": "all-global", "blocks": 3}, "must divide"),
+        ({"name": "fedgh", "blocks": 3}, "must divide"),
+        ({"name": "fedlt", "blocks": 2}, "strategy.blocks"),
+        ({"name": "all-local", "transform": "identity"}, "strategy.transform"),
+        ({"name": "all-local", "weighting": "samples"}, "strategy.weighting"),
+        ({"name": "fedgh", "weighting": "samples"}, "strategy.weighting"),
+        ({"name": "fedgh", "header_steps": 0}, "strategy.header_steps"),
+        ({"name": "fedadapter", "hidden": 0}, "strategy.hidden"),
+        ({"name": "fedclip", "train_classifier": False}, "needs initial: class_vectors"),
+        ({"name": "fedot", "initial": "class-vectors"}, "strategy.initial"),
+        ({}, "strategy: .*'name'"),
+    ],
+)
+def test_a_bad_method_is_refused_by_key(strategy: dict[str, Any], words: str) -> None:
+    bad = document()
+    bad["strategy"] = {"classes": ["a", "b"], "dimension": 8, **strategy}
+    with pytest.raises(VeilfedError, match=words) as refused:
+        parse_job(json.dumps(bad))
+    assert refused.value.code is Code.JOB_INVALID
+    for name in ("fedot", "fedgh", "fedlt", "fedadapter", "fedclip", "all-local", "all-global"):
+        assert f"strategy.{name}" not in refused.value.message  # keys are named as they stand in the document
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"strategy__name": "unknown"}, "strategy: .*'name'.*'fedot'"),
