@@ -24,6 +24,7 @@ def root() -> None:
 def serve(config: Annotated[Path, typer.Option("--config", help="The aggregator's configuration (YAML).")]) -> None:
     """Serves agents and administrators until SIGTERM."""
     from aggregator.config import AggregatorConfig  # noqa: PLC0415  help texts need no database
+
     use_one_arena()
     from aggregator.server import serve as run  # noqa: PLC0415
 
