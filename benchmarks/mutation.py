@@ -29,7 +29,8 @@ ROUNDS = ["tests/unit/test_aggregator_rounds.py"]
 EGRESS = ["tests/unit/test_egress_contents.py", "tests/unit/test_egress_gate.py"]
 TARGETS: dict[str, list[str]] = {
     "services/veilfed/ring.py": FOLD,
-    "services/aggregator/strategies/fedot.py": FOLD,
+    "services/aggregator/strategies/averaging.py": FOLD,
+    "services/aggregator/strategies/fedgh.py": ["tests/unit/test_strategies.py"],
     "services/aggregator/gate.py": FOLD,
     "services/aggregator/rounds/machine.py": ROUNDS,
     "services/aggregator/rounds/closing.py": ROUNDS,

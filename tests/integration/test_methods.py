@@ -5,20 +5,29 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 
-from tests.support.agents import spec
+from aggregator.strategies import strategy_for
+from client_agent.data.config import TableConfig
+from client_agent.data.source import load
+from client_agent.egress import EgressPolicy
+from client_agent.trainers import State
+from client_agent.work import Prepared, prepare
+from tests.support.agents import LetterModel, spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.parties import Parties, running_parties
 from tests.support.processes import veilfed
-from veilfed.jobs import StrategyName
+from veilfed.jobs import JobSpec, StrategyName
 from veilfed.ledger import read, verify
 from veilfed.v1.aggregator_pb2 import GetJobResponse
+from veilfed.wire.tensors import Arrays, digest, map_bytes
 
 INSTITUTIONS = ["north", "south", "west"]
 # What the policy of this one does not allow.
@@ -70,6 +79,7 @@ async def test_a_job_of_each_method(parties: Parties, name: str) -> None:
     assert job.summary.state == "done", job.summary.error
     assert job.summary.strategy == case.strategy["name"]
     assert len({detail.model_sha256 for detail in job.rounds}) == case.models
+    assert job.rounds[-1].model_sha256 == digest(map_bytes(by_itself(parties, JobSpec.model_validate(document))))
     final = accuracies(job)
     kinds = {
         "north": {"personal", "global"},
@@ -85,6 +95,29 @@ async def test_a_job_of_each_method(parties: Parties, name: str) -> None:
         sent = [shapes(record) for record in read(ledger) if record.get("job") == job_id and answers(record)]
         trained = case.rounds if institution != "west" else 0
         assert sent == [case.sent] * trained + [{}] * (case.rounds + 1 - trained)
+
+
+def by_itself(parties: Parties, job: JobSpec) -> Arrays:
+    """The last model of the same job in this process: the same trainer and strategy on the same data."""
+    torch.set_num_threads(1)  # as the agents have
+    prepared: list[Prepared] = []
+    for name in sorted(job.cohort.train):
+        samples = load(TableConfig(source="table", path=parties.folder / name / "data.csv"))
+        model = LetterModel()
+        features = model.forward(model.prepare([str(text) for text in samples.inputs]))
+        prepared.append(prepare(job, name, samples, features, 0.4, EgressPolicy()))
+    strategy = strategy_for(job)
+    current = strategy.initial()
+    states: list[State | None] = [None] * len(prepared)
+    for number in range(job.rounds):
+        updates: list[tuple[float, Arrays]] = []
+        for place, part in enumerate(prepared):
+            assert part.trainer is not None
+            before = states[place] or part.trainer.initial_state(current)
+            update, states[place] = part.trainer.train(current, before, number)
+            updates.append((part.method.update_weight(part.train_samples), update))
+        current = strategy.fold(updates, partial(dict, current))
+    return current
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +187,9 @@ async def test_a_method_that_a_policy_does_not_list_is_refused_by_name(parties: 
     assert f"{STRICT} (POLICY_DENIED" in job.summary.error
     ledger = read(parties.folder / STRICT / "state" / "ledger.jsonl")
     assert {r["purpose"] for r in ledger if r.get("job") == job.summary.job_id} == {"refusal"}
+    told = await asyncio.to_thread(command, "agent", "jobs", "--config", parties.folder / STRICT / "agent.yaml")
+    shown = next(row for row in told if row["job"] == job.summary.job_id)
+    assert (shown["consent"], shown["sends"]) == ("denied by the policy", ["classifier", "transform"])
 
 
 def accuracies(job: GetJobResponse) -> dict[str, dict[str, float]]:
