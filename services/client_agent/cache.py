@@ -28,8 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilfed.errors import Code, VeilfedError
+from veilfed.logs import get_logger
 
 __all__ = ["EmbeddingCache", "key_of"]
+
+log = get_logger("agent.cache")
 
 MAGIC = b"vfcache1"
 HEADER_BYTES = 16
@@ -137,7 +140,10 @@ class EmbeddingCache:
         """Writes the header, unless it is there."""
         with self._locked():
             header = _header(self.dimension)
-            if os.pread(self._file, HEADER_BYTES, 0) != header:
+            found = os.pread(self._file, HEADER_BYTES, 0)
+            if found != header:
+                if found:
+                    log.warning("the embedding cache is damaged and is started anew", file=str(self.path))
                 os.ftruncate(self._file, 0)
                 _write(self._file, header, 0)
                 os.fdatasync(self._file)
@@ -187,6 +193,7 @@ class EmbeddingCache:
         data = os.pread(self._file, size, HEADER_BYTES + number * size)
         if len(data) != size or data[:KEY_BYTES] != key or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
             del self._positions[key]
+            log.warning("an embedding is damaged and is asked for again", file=str(self.path), record=number)
             return None
         return np.frombuffer(data, dtype="<f4", count=self.dimension, offset=KEY_BYTES)
 

@@ -29,7 +29,7 @@ async def test_data_that_cannot_be_used_is_named_in_the_own_log_alone(federation
             (None, Code.FILE_UNUSABLE, "data.csv: No such file"),
         ]
         with running(b.config()) as agent:
-            await asyncio.to_thread(agent.ready)
+            await b.coordinator.activity("idle")  # its stream is open
             for number, (content, code, words) in enumerate(cases):
                 data.unlink()
                 if content is not None:
@@ -44,6 +44,27 @@ async def test_data_that_cannot_be_used_is_named_in_the_own_log_alone(federation
             write_data(data, seed=1)
             b.coordinator.send(offer(len(cases)))
             assert (await b.update()).round == len(cases)
+
+
+@asynchronous
+async def test_a_damaged_cache_is_named_and_filled_again(federation: Federation, tmp_path: Path) -> None:
+    async with bench(federation, tmp_path) as b:
+        b.coordinator.open = [offer(0)]
+        cache = tmp_path / "state" / "embeddings" / f"{b.model.card.version}-text.cache"
+        cache.parent.mkdir(parents=True)
+        cache.write_bytes(b"no cache" * 99)
+        with running(b.config()) as agent:
+            await b.update()
+            assert "the embedding cache is damaged" in agent.err.read_text()
+            assert str(cache) in agent.err.read_text()
+        whole = cache.read_bytes()
+        cache.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])  # in the last vector
+        b.coordinator.open = [offer(1)]
+        asked = b.model.seen
+        with running(b.config()) as agent:
+            assert (await b.update()).round == 1
+            assert "an embedding is damaged" in agent.err.read_text()
+        assert b.model.seen == asked + 1
 
 
 @asynchronous
