@@ -327,6 +327,46 @@ def test_refusals_that_exclude_nobody(world: World) -> None:
         world.answer("south")
 
 
+def test_answers_that_come_together(world: World) -> None:
+    """Each stands for itself: what is wrong with one is not the others' fault, and no task is answered twice."""
+    for name in ("north", "south", "east"):
+        world.connect(name)
+    job_id = world.submit(["north", "south", "east"])
+    other = world.submit(["west"])
+    taken = Taken("a" * 64, 1.0, EVALUATIONS, HEAD)
+    claims = [
+        world.claim("north"),
+        world.claim("south", token="x"),
+        world.claim("north"),
+        world.claim("south", session=world.live["east"]),
+        world.claim("south", job_id=other),
+        world.claim("south"),
+    ]
+    outcomes: list[VeilfedError | None] = []
+
+    def accept(connection: Connection) -> Effects:
+        found, effects = world.machine.accept(connection, [(claim, taken) for claim in claims])
+        outcomes.extend(found)
+        return effects
+
+    world.change(accept)
+    codes = [error and error.code for error in outcomes]
+    assert codes == [
+        None,
+        Code.TASK_INVALID,
+        Code.UPDATE_DUPLICATE,
+        Code.SESSION_INVALID,
+        Code.TASK_INVALID,
+        None,
+    ]
+    assert world.client_states(job_id) == {"north": "done", "south": "done", "east": "leased"}
+    assert world.kinds(job_id).count("update_taken") == 2
+    assert world.folds == []
+    world.answer("east")
+    assert world.folds == [(job_id, 0)]
+    assert len(world.run(lambda c: world.machine.inputs(c, job_id, 0)).updates) == 3
+
+
 def test_a_later_join_ends_the_session_and_frees_its_tasks(world: World) -> None:
     old = world.connect("north")
     world.submit(["north"], quorum=1)
@@ -445,7 +485,8 @@ def test_a_damaged_update_is_left_out(world: World) -> None:
     world.answer("north")
     world.answer("south")
     world.change(lambda c: world.machine.lose(c, job_id, 0, ["south"]))
-    assert [item.institution for item in world.run(lambda c: world.machine.inputs(c, job_id, 0))] == ["north"]
+    inputs = world.run(lambda c: world.machine.inputs(c, job_id, 0))
+    assert [item.institution for item in inputs.updates] == ["north"]
     assert world.round_states(job_id) == ["folding"]
     world.change(lambda c: world.machine.lose(c, job_id, 0, ["north"]))
     assert "0 updates are left" in world.job(job_id).summary.error
