@@ -25,14 +25,21 @@ SEED = 50
 MUTANT_SECONDS = 60.0  # a mutant that runs longer is killed: the tests would hang
 
 FOLD = ["tests/unit/test_ring.py", "tests/unit/test_aggregator_fold.py"]
-ROUNDS = ["tests/unit/test_aggregator_rounds.py"]
+METHODS = ["tests/unit/test_aggregator_fold.py", "tests/unit/test_strategies.py"]
+ROUNDS = [
+    "tests/unit/test_aggregator_rounds_apart.py",
+    "tests/unit/test_aggregator_sessions.py",
+    "tests/unit/test_aggregator_rounds.py",
+]
 EGRESS = ["tests/unit/test_egress_contents.py", "tests/unit/test_egress_gate.py"]
 TARGETS: dict[str, list[str]] = {
     "services/veilfed/ring.py": FOLD,
-    "services/aggregator/strategies/averaging.py": FOLD,
+    "services/aggregator/strategies/averaging.py": METHODS,
+    "services/aggregator/strategies/base.py": METHODS,
     "services/aggregator/strategies/fedgh.py": ["tests/unit/test_strategies.py"],
     "services/aggregator/gate.py": FOLD,
     "services/aggregator/rounds/machine.py": ROUNDS,
+    "services/aggregator/rounds/answers.py": ROUNDS,
     "services/aggregator/rounds/closing.py": ROUNDS,
     "services/aggregator/rounds/sessions.py": ROUNDS,
     "services/client_agent/egress/gate.py": EGRESS,
@@ -115,8 +122,7 @@ def report(session: Path) -> tuple[int, list[dict[str, Any]]]:
 
 def mutate(module: str, tests: list[str], cosmic_ray: Path, folder: Path, sample: int) -> dict[str, Any]:
     """Runs the mutants of one module in the copy."""
-    present = [test for test in tests if (folder / test).exists()]
-    pytest = f"{sys.executable} -m pytest -q -x -p no:cacheprovider {' '.join(present)}"
+    pytest = f"{sys.executable} -m pytest -q -x -p no:cacheprovider {' '.join(tests)}"
     name = module.removeprefix("services/").replace("/", "-")
     config, session = folder / f"{name}.toml", folder / f"{name}.sqlite"
     config.write_text(CONFIG.format(module=module, timeout=MUTANT_SECONDS, command=pytest))

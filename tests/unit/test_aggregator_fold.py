@@ -108,7 +108,7 @@ def test_the_first_model() -> None:
 
 def test_who_trains_in_which_round() -> None:
     strategy = fedot(JobSpec.model_validate(job_spec(["north"], ["south"])))
-    asked = [(name, number, strategy.trains(name, number)) for number in (0, 1, 2) for name in ("north", "south")]
+    asked = [(name, number, strategy.trains(name, number)) for number in range(5) for name in ("north", "south")]
     assert [(name, number) for name, number, trains in asked if trains] == [("north", 0), ("north", 1)]
 
 
@@ -149,6 +149,44 @@ def test_right_parameters_pass() -> None:
     gate.check_parameters({"classifier": model(x=-19)}, fedot(job).shapes, job)
 
 
+LONG = 10_001  # elements of a row: two rows are more than two blocks
+
+
+def long_job(**fold: float) -> JobSpec:
+    return spec(strategy={"dimension": LONG}, fold={"max_norm": 1e12, **fold})
+
+
+@pytest.mark.parametrize("place", [0, gate.BLOCK - 1, gate.BLOCK, 2 * gate.BLOCK, 2 * LONG - 1])
+@pytest.mark.parametrize("value", [9.0, -9.0, math.nan, math.inf])
+def test_the_largest_element_is_found_wherever_it_is(place: int, value: float) -> None:
+    tensor = np.full((2, LONG), 3, np.float32)
+    tensor.reshape(-1)[place] = value
+    for largest in (8.99, 9.0):
+        job = long_job(max_abs=largest)
+        if value in (9, -9) and largest == 9:
+            gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+            continue
+        with pytest.raises(VeilfedError, match="max_abs" if value in (9, -9) else "finite"):
+            gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+
+
+def test_the_norm_is_that_of_the_whole_tensor() -> None:
+    tensor = np.random.default_rng(50).standard_normal((2, LONG)).astype(np.float32)
+    norm = float(np.linalg.norm(tensor.astype(np.float64)))
+    job = long_job(max_norm=norm * (1 + 1e-12))
+    gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+    job = long_job(max_norm=norm * (1 - 1e-12))
+    with pytest.raises(VeilfedError, match="max_norm"):
+        gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+    zeros = np.zeros((2, LONG), np.float32)
+    gate.check_parameters({"classifier": zeros}, fedot(job).shapes, job)
+
+
+def test_the_limits_themselves_pass() -> None:
+    job = spec(fold={"max_norm": math.sqrt(8), "max_abs": 1.0})
+    gate.check_parameters({"classifier": np.ones((2, 4), np.float32)}, fedot(job).shapes, job)
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e5 + 1, 1e-12])
 def test_weights_that_are_refused(weight: float) -> None:
     with pytest.raises(VeilfedError, match="weight") as caught:
@@ -158,6 +196,7 @@ def test_weights_that_are_refused(weight: float) -> None:
 
 def test_weights() -> None:
     gate.check_weight(1e5, True, weighted())
+    gate.check_weight(2.0**-32, True, weighted())
     gate.check_weight(1.0, True, spec())
     gate.check_weight(0.0, False, spec())
     for weight, trains in ((0.5, True), (1.0, False)):
@@ -173,6 +212,7 @@ def test_weights() -> None:
         [("global", 3, 2)],
         [("global", 0, 0)],
         [("personal", 1, 2**63)],
+        [("personal", 1, 2**53 + 1)],
     ],
 )
 def test_evaluations_that_are_refused(evaluations: list[tuple[str, int, int]]) -> None:
@@ -186,8 +226,22 @@ def test_evaluations_may_be_kept_back() -> None:
     assert gate.check_evaluations(Update()) == []
 
 
-@pytest.mark.parametrize("sha256", ["", "AB" * 32, "ab" * 31, "ab" * 32 + "\n"])
-def test_ledger_heads(sha256: str) -> None:
+@pytest.mark.parametrize(("correct", "total"), [(0, 1), (1, 1), (1, 2), (2, 3), (2**53, 2**53)])
+def test_right_evaluations_pass(correct: int, total: int) -> None:
+    made = [Evaluation(name=name, correct=correct, total=total) for name in ("personal", "global")]
+    assert gate.check_evaluations(Update(evaluations=made)) == made
+
+
+@pytest.mark.parametrize("records", [0, 1, 2**53])
+def test_right_ledger_heads_pass(records: int) -> None:
+    gate.check_head(LedgerHead(records=records, sha256="0a" * 32))
+
+
+@pytest.mark.parametrize(
+    ("records", "sha256"),
+    [(1, ""), (1, "AB" * 32), (1, "ab" * 31), (1, "ab" * 33), (1, "ab" * 32 + "\n"), (2**53 + 1, "ab" * 32)],
+)
+def test_ledger_heads(records: int, sha256: str) -> None:
     with pytest.raises(VeilfedError) as caught:
-        gate.check_head(LedgerHead(records=1, sha256=sha256))
+        gate.check_head(LedgerHead(records=records, sha256=sha256))
     assert caught.value.code is Code.PROTOCOL_VIOLATION

@@ -1,159 +1,24 @@
-"""The state machine of rounds through its public methods, on a real database, with a clock of the test."""
+"""The state machine of rounds through its public methods."""
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
-from aggregator.artifacts import Ref
 from aggregator.rounds import queries, sessions
-from aggregator.rounds.answers import Claim, Taken
-from aggregator.rounds.machine import Machine
-from aggregator.rounds.records import Effects, Input, Inputs, Offer, Refused
-from aggregator.store.database import migrate, open_engine
-from tests.support.aggregators import job_spec
+from aggregator.rounds.answers import Taken
+from aggregator.rounds.records import Effects, Input, Inputs, Offer
+from tests.support.rounds import ADMIN, EVALUATIONS, LEASE_MS, MODELS, World, new_world, refused
 from tests.support.scripted_agent import HEAD
 from veilfed.errors import Code, VeilfedError
-from veilfed.identity.names import Identity, Role
-from veilfed.jobs import JobSpec
-from veilfed.v1.aggregator_pb2 import Evaluation, GetJobResponse
-
-MODELS = [Ref(f"{number:064x}", 100) for number in range(10)]
-LEASE_MS = 5_000
-ADMIN = Identity("test.veilfed", Role.ADMIN, "coordinator", "admin")
-EVALUATIONS = [Evaluation(name="global", correct=1, total=2)]
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("database") / "aggregator.sqlite"
-    engine = open_engine(f"sqlite:///{path}")
-    migrate(engine)
-    engine.dispose()
-    return path
-
-
-class World:
-    """The state machine, and agents that the test connects."""
-
-    def __init__(self, path: Path) -> None:
-        self.now = 1_000_000
-        self.engine = open_engine(f"sqlite:///{path}")
-        self.machine = Machine(lambda: self.now, LEASE_MS)
-        self.live: dict[str, str] = {}
-        self.tasks: dict[str, Offer] = {}
-        self.ended: list[str] = []
-        self.folds: list[tuple[str, int]] = []
-
-    def run(self, function: Callable[[Connection], Any]) -> Any:
-        with self.engine.begin() as connection:
-            return function(connection)
-
-    def change(self, function: Callable[[Connection], Effects]) -> Effects:
-        effects: Effects = self.run(function)
-        names = {session: institution for institution, session in self.live.items()}
-        for offer in effects.offers:
-            self.tasks[names[offer.session]] = offer
-        self.ended += [names.get(item.session, "?") for item in effects.ended]
-        self.folds += effects.folds
-        return effects
-
-    def submit(self, train: list[str], evaluate: list[str] | None = None, **changes: Any) -> str:
-        spec = JobSpec.model_validate(job_spec(train, evaluate, **changes))
-        job_id: str = ""
-
-        def submit(connection: Connection) -> Effects:
-            nonlocal job_id
-            job_id, effects = self.machine.submit(connection, spec, MODELS[0], self.live)
-            return effects
-
-        self.change(submit)
-        return job_id
-
-    def identity(self, institution: str, name: str = "agent") -> Identity:
-        return Identity("test.veilfed", Role.AGENT, institution, name)
-
-    def join(self, institution: str, name: str = "agent") -> str:
-        secret, _ = self.run(lambda c: sessions.join(c, self.identity(institution, name), "1", self.now))
-        return sessions.session_digest(secret)
-
-    def connect(self, institution: str, session: str | None = None) -> str:
-        session = session or self.join(institution)
-        self.live[institution] = session
-        self.change(lambda c: Effects(offers=sessions.offer(c, session, institution, self.now, LEASE_MS, again=True)))
-        self.change(lambda c: self.machine.open_pending(c, self.live, institution))
-        return session
-
-    def claim(self, institution: str, **changes: Any) -> Claim:
-        task = self.tasks[institution]
-        values: dict[str, Any] = {
-            "identity": self.identity(institution),
-            "session": self.live[institution],
-            "job_id": task.job_id,
-            "round": task.round,
-            "token": task.token,
-        }
-        return Claim(**(values | changes))
-
-    def answer(self, institution: str, **changes: Any) -> None:
-        claim = self.claim(institution, **changes)
-        trains = self.tasks[institution].trains
-        taken = Taken("a" * 64 if trains else "", float(trains), EVALUATIONS, HEAD)
-        self.answer_all([(claim, taken)])
-
-    def answer_all(self, answers: list[tuple[Claim, Taken]]) -> None:
-        """Several answers in one transaction. Raises the first that is not taken, after the others."""
-
-        def accept(connection: Connection) -> Effects:
-            outcomes, effects = self.machine.accept(connection, answers)
-            errors.extend(error for error in outcomes if error is not None)
-            return effects
-
-        errors: list[VeilfedError] = []
-        self.change(accept)
-        if errors:
-            raise errors[0]
-
-    def refuse(self, institution: str, code: str = "UPDATE_INVALID", reason: str = "not finite") -> None:
-        claim = self.claim(institution)
-        self.change(lambda c: self.machine.exclude(c, claim, Refused(code, reason)))
-
-    def publish(self) -> None:
-        job_id, number = self.folds.pop(0)
-        self.change(lambda c: self.machine.publish(c, job_id, number, MODELS[number + 1], self.live))
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += round(seconds * 1000)
-        self.change(lambda c: self.machine.tick(c, self.live))
-
-    def job(self, job_id: str) -> GetJobResponse:
-        found: GetJobResponse = self.run(lambda c: queries.details(c, job_id, set(self.live)))
-        return found
-
-    def round_states(self, job_id: str) -> list[str]:
-        return [item.state for item in self.job(job_id).rounds]
-
-    def client_states(self, job_id: str) -> dict[str, str]:
-        return {client.institution: client.state for client in self.job(job_id).rounds[-1].clients}
-
-    def kinds(self, job_id: str) -> list[str]:
-        return [event.kind for event in self.run(lambda c: queries.events(c, job_id, 0))[0]]
 
 
 @pytest.fixture
-def world(migrated: Path, tmp_path: Path) -> Iterator[World]:
-    path = tmp_path / "aggregator.sqlite"
-    shutil.copyfile(migrated, path)
-    made = World(path)
-    yield made
-    made.engine.dispose()
-
-
-def refused(code: Code) -> "pytest.RaisesExc[VeilfedError]":
-    return pytest.raises(VeilfedError, check=lambda error: error.code is code)
+def world(tmp_path: Path) -> Iterator[World]:
+    with new_world(tmp_path) as made:
+        yield made
 
 
 def test_a_job_from_start_to_end(world: World) -> None:

@@ -1,5 +1,7 @@
 """Fixed point in Z/2^64."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,6 +67,22 @@ def test_fraction_bits(bits: int) -> None:
         ring.encode(np.zeros(1), bits)
 
 
-def test_shapes_must_agree() -> None:
-    with pytest.raises(VeilfedError, match=r"shape \[1\] to \[2\]"):
-        ring.add(ring.zeros((2,)), ring.zeros((1,)))
+def test_the_most_fraction_bits() -> None:
+    assert ring.decode(ring.encode(np.array([1.5, -1.5]), 62), 62).tolist() == [1.5, -1.5]
+
+
+@pytest.mark.parametrize(("total", "term"), [((2,), (1,)), ((1,), (2,)), ((2, 3), (3,)), ((3,), (2, 3))])
+def test_shapes_must_agree(total: tuple[int, ...], term: tuple[int, ...]) -> None:
+    kept = ring.zeros(total)
+    with pytest.raises(VeilfedError, match=rf"shape \[{str(term)[1]}.*\] to \[{str(total)[1]}"):
+        ring.add(kept, np.ones(term, np.uint64))
+    assert not kept.any()
+
+
+@given(arrays(np.float64, (5,), elements=VALUES), st.floats(2.0**-10, 1e3), st.integers(8, 40))
+def test_a_factor_is_rounded_once(values: np.ndarray, factor: float, bits: int) -> None:
+    exact = [Fraction(float(value)) * Fraction(factor) for value in values]
+    found = ring.decode(ring.encode(values, bits, factor), bits)
+    for value, product in zip(found, exact, strict=True):
+        # Half a step, and the rounding of the product to float64.
+        assert abs(Fraction(float(value)) - product) <= Fraction(2) ** -(bits + 1) + abs(product) * Fraction(2) ** -53

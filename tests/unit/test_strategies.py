@@ -51,6 +51,17 @@ def test_the_first_model_has_the_shapes_that_the_job_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+def test_the_bound_on_a_message_is_close_to_the_longest_one(name: str) -> None:
+    spec = strategy(name, dimension=1000)
+    longest = max(
+        len(map_bytes({tensor: np.zeros(shape, np.float32) for tensor, shape in shapes.items()}))
+        for shapes in (spec.model_shapes, spec.update_shapes)
+    )
+    slack = 300 * len(spec.model_shapes)  # names, types and lengths
+    assert longest <= strategy_for(job(spec)).model_bytes <= longest + slack
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_class_vectors_become_the_first_classifier(name: str) -> None:
     given = vectors()
     first = floats(made(name, initial="class_vectors", init_norm=0.5).initial(given)["classifier"])
