@@ -1,8 +1,7 @@
 """Large models and updates in chunks: Stat, Push, Fetch."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from functools import partial
 
 from sqlalchemy import Connection
@@ -13,7 +12,6 @@ from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
-from veilfed.logs import get_logger
 from veilfed.protocol import CHUNK_BYTES
 from veilfed.v1.aggregator_pb2 import (
     FetchRequest,
@@ -25,20 +23,6 @@ from veilfed.v1.aggregator_pb2 import (
 )
 
 __all__ = ["Transfers"]
-
-log = get_logger("aggregator.transfers")
-
-
-@contextmanager
-def _own_faults() -> Iterator[None]:
-    """Makes a disk that fails a fault of the service: agents try again, and learn nothing of its folders."""
-    try:
-        yield
-    except VeilfedError as error:
-        if error.code is not Code.FILE_UNUSABLE:
-            raise
-        log.error("a transfer failed", error=error.message)
-        raise VeilfedError(Code.INTERNAL, "the aggregator cannot use its files at the moment") from None
 
 
 def _member(job: Job, identity: Identity) -> None:
@@ -68,10 +52,9 @@ class Transfers:
 
     async def stat(self, identity: Identity, request: StatRequest) -> StatResponse:
         await self._job(identity, request.job_id, request.session)
-        with _own_faults():
-            received, complete = await asyncio.to_thread(
-                self._engine.artifacts.arrived, request.job_id, identity.institution, request.sha256
-            )
+        received, complete = await asyncio.to_thread(
+            self._engine.artifacts.arrived, request.job_id, identity.institution, request.sha256
+        )
         return StatResponse(received=received, complete=complete)
 
     async def push(self, identity: Identity, requests: AsyncIterator[PushRequest]) -> PushResponse:
@@ -88,11 +71,10 @@ class Transfers:
             raise VeilfedError(
                 Code.ARTIFACT_INVALID, f"Push: {ref.size} bytes are not the size of an update of the job"
             )
-        with _own_faults():
-            received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
-            if complete:
-                return PushResponse(received=received, complete=True)
-            return await self._take(job, identity.institution, ref, header.offset, requests)
+        received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
+        if complete:
+            return PushResponse(received=received, complete=True)
+        return await self._take(job, identity.institution, ref, header.offset, requests)
 
     async def _take(
         self, job: Job, institution: str, ref: Ref, offset: int, requests: AsyncIterator[PushRequest]
@@ -121,6 +103,5 @@ class Transfers:
         """The bytes of a model of a job; never of an update."""
         await self._engine.run(partial(self._find_model, identity=identity, request=request))
         chunks = self._engine.artifacts.chunks(request.sha256, request.offset)
-        with _own_faults():
-            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-                yield FetchResponse(chunk=chunk)
+        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield FetchResponse(chunk=chunk)

@@ -53,7 +53,7 @@ async def test_an_aggregator_refuses_by_name_keeps_its_rounds_and_goes_on(
             job_id = await admin.submit(job_spec(["north"], rounds=1))
             task = await north.task()
             with full_disk(aggregator.process):
-                with refused(Code.FILE_UNUSABLE), translated(None, ""):
+                with refused(Code.INTERNAL), translated(None, ""):
                     await admin.submit(job_spec(["north"]))
                 await north.send(update=await north.answer(task))
                 with refused(Code.INTERNAL):  # the agent's cue to come back

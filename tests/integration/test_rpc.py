@@ -105,6 +105,14 @@ def test_any_other_error_is_internal_without_its_detail(federation: Federation, 
     assert len(stub.peers) == 1
 
 
+@pytest.mark.parametrize("code", [Code.FILE_UNUSABLE, Code.STATE_CORRUPT], ids=lambda code: code.name)
+def test_what_is_wrong_with_a_services_own_files_stays_there(federation: Federation, code: Code) -> None:
+    for call in (join, work, push, fetch):
+        seen, _ = failing(federation, VeilfedError(code, "/srv/private: No space left on device"), call)
+        assert seen.code is Code.INTERNAL
+        assert "/srv" not in str(seen)
+
+
 def test_an_error_longer_than_metadata_may_be_arrives_shortened(federation: Federation) -> None:
     seen, _ = failing(federation, VeilfedError(Code.JOB_INVALID, "é" * 100_000, "h" * 100_000), join)
     assert seen.code is Code.JOB_INVALID

@@ -85,3 +85,27 @@ async def test_a_large_upload_is_refused_by_name(aggregator: Aggregator) -> None
         await admin.cancel(job_id)
         with refused(Code.JOB_ENDED):
             await north.push(job_id, artifact, data)
+
+
+@asynchronous
+async def test_a_transfer_during_a_fault_of_the_disk_can_be_tried_again(aggregator: Aggregator) -> None:
+    """Not FILE_UNUSABLE, which the agent would take for its own and refuse the task; and no folder is named."""
+    data = bytes(range(256)) * 1000
+    artifact = named(data)
+    async with aggregator.admin() as admin, agent(aggregator) as north:
+        job_id = await admin.submit(spec())
+        task = await north.task()
+        folder = aggregator.folder / "artifacts" / "uploads" / job_id
+        folder.write_bytes(b"in the way")
+        for _ in range(2):
+            with refused(Code.INTERNAL) as caught:
+                await north.push(job_id, artifact, data)
+            assert str(aggregator.folder) not in caught.value.message
+        folder.unlink()
+        assert (await north.push(job_id, artifact, data)).complete
+        (aggregator.folder / "artifacts" / "models" / task.artifact.sha256[:2] / task.artifact.sha256).unlink()
+        with refused(Code.INTERNAL):
+            await north.fetch(job_id, task.artifact.sha256)
+        await admin.cancel(job_id)
+    assert aggregator.process is not None
+    assert str(folder) in aggregator.process.err.read_text()

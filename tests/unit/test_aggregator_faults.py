@@ -1,7 +1,6 @@
 """Faults and rare orders of events at the engine: agents that flap, jobs that end early, disks that fail."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from aggregator.intake import Intake
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.records import Offer
 from aggregator.store.schema import JobRow
-from aggregator.transfers import Transfers
 from tests.support.aggregators import job_spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
@@ -25,16 +23,11 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import Credentials, load_credentials
 from veilfed.protocol import MAX_MESSAGE_BYTES
 from veilfed.v1.aggregator_pb2 import (
-    FetchRequest,
     GetJobResponse,
     ListJobsResponse,
-    PushHeader,
-    PushRequest,
     TaskEnded,
     WorkResponse,
 )
-from veilfed.v1.tensor_pb2 import Artifact
-from veilfed.wire.tensors import digest, map_bytes
 
 
 @pytest.fixture(scope="module")
@@ -290,31 +283,3 @@ async def test_a_deadline_that_passes_while_the_service_is_down(tmp_path: Path, 
         again = await engine.connect(north.session, identity("north"))
         await send(engine, credentials, again, ONES)
         await job_when(engine, job_id, "published")
-
-
-@asynchronous
-async def test_a_transfer_during_a_fault_of_the_disk_can_be_tried_again(tmp_path: Path) -> None:
-    """Not FILE_UNUSABLE, which the agent would take for its own and refuse the task."""
-    async with running(tmp_path) as engine:
-        secret = await engine.join(identity("north"), "1")
-        job_id = await engine.submit(spec("north"))
-        data = map_bytes({"classifier": ONES})
-        artifact = Artifact(sha256=digest(data), size=len(data))
-
-        async def requests() -> AsyncIterator[PushRequest]:
-            yield PushRequest(header=PushHeader(session=secret, job_id=job_id, artifact=artifact))
-            yield PushRequest(chunk=data)
-
-        folder = tmp_path / "artifacts" / "uploads"
-        folder.rmdir()
-        folder.write_bytes(b"in the way")
-        for _ in range(2):
-            with refused(Code.INTERNAL) as caught:
-                await Transfers(engine).push(identity("north"), requests())
-            assert str(tmp_path) not in caught.value.message
-        folder.unlink()
-        assert (await Transfers(engine).push(identity("north"), requests())).complete
-        (model,) = (tmp_path / "artifacts" / "models").glob("*/*")
-        model.unlink()
-        with refused(Code.INTERNAL):
-            await anext(Transfers(engine).fetch(identity("north"), FetchRequest(job_id=job_id, sha256=model.name)))

@@ -31,6 +31,10 @@ HINT_KEY = "veilfed-hint"
 MAX_MESSAGE = 2000
 MAX_HINT = 500
 
+# A service's own files. Callers would take these codes for their own, and learn of its folders; after INTERNAL, they
+# try again.
+OWN_FILES = frozenset({Code.FILE_UNUSABLE, Code.STATE_CORRUPT})
+
 # Stands for a message that could not be parsed, until the call has been admitted.
 _UNREADABLE = object()
 
@@ -99,6 +103,9 @@ async def _abort(context: Context, method: str, error: Exception) -> None:
     if not isinstance(error, VeilfedError):
         log.error("unexpected error in a handler", method=method, exc_info=error)
         error = VeilfedError(Code.INTERNAL, "a fault of the service")
+    elif error.code in OWN_FILES:
+        log.error("the service cannot use its files", method=method, error=str(error))
+        error = VeilfedError(Code.INTERNAL, "the service cannot use its files at the moment")
     elif error.code is Code.INTERNAL:
         log.error("internal error", method=method, error=str(error), exc_info=error)
     hint = error.hint.encode("ascii", "replace").decode()
