@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,12 +72,22 @@ class OracleService(OracleServicer):
         self._arithmetic = arithmetic
         self._limits = limits
         self._streams: Counter[str] = Counter()
+        self._settling: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
         self._drained.set()
 
     async def drained(self) -> None:
         """Waits until no stream is open any more and all refunds are written."""
         await self._drained.wait()
+        while self._settling:
+            await asyncio.wait(self._settling)
+
+    def _shielded(self, settle: Coroutine[Any, Any, None]) -> Awaitable[None]:
+        """Refunds go on when their stream is cancelled once more meanwhile, as in a server that stops."""
+        task = asyncio.create_task(settle)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        return asyncio.shield(task)
 
     async def Describe(  # noqa: N802
         self, request: DescribeRequest, context: "grpc.aio.ServicerContext[DescribeRequest, DescribeResponse]"
@@ -116,7 +126,7 @@ class OracleService(OracleServicer):
                     slots.release()
             finally:
                 reader.cancel()
-                await self._abandon(institution, current, answers)
+                await self._shielded(self._abandon(institution, current, answers))
 
     async def _next(self, answers: _Answers) -> "asyncio.Future[EmbedResponse] | None":
         """The next answer, None after the last. There is none only while the client owes the next request.
@@ -175,12 +185,12 @@ class OracleService(OracleServicer):
                 charge = await asyncio.shield(charging)
                 await asyncio.sleep(charge.wait_seconds)
             except BaseException:
-                await self._undo(institution, charging, len(inputs))
+                await self._shielded(self._undo(institution, charging, len(inputs)))
                 raise
         try:
             embeddings = await self._compute(institution, kind, inputs)
         except BaseException:
-            await self._undo(institution, charging, len(inputs))
+            await self._shielded(self._undo(institution, charging, len(inputs)))
             raise
         return EmbedResponse(batch=request.batch, embeddings=to_tensor(embeddings), quota_left=charge.quota_left)
 
