@@ -32,7 +32,8 @@ from veilfed.v1.oracle_pb2_grpc import OracleStub, add_OracleServicer_to_server
 from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire.tensors import digest, map_bytes
 
-STALL = 0.5
+# What has to go on must do so within this, on a busy machine too.
+STALL = 2.0
 SECONDS = 20.0
 JOB = "job-1"
 
