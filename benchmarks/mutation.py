@@ -31,7 +31,11 @@ ROUNDS = [
     "tests/unit/test_aggregator_sessions.py",
     "tests/unit/test_aggregator_rounds.py",
 ]
-EGRESS = ["tests/unit/test_egress_contents.py", "tests/unit/test_egress_gate.py"]
+EGRESS = [
+    "tests/unit/test_egress_contents.py",
+    "tests/unit/test_egress_limits.py",
+    "tests/unit/test_egress_gate.py",
+]
 TARGETS: dict[str, list[str]] = {
     "services/veilfed/ring.py": FOLD,
     "services/aggregator/strategies/averaging.py": METHODS,

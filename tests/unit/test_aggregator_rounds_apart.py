@@ -83,9 +83,10 @@ def test_what_happens_to_one_job_changes_no_other(world: World) -> None:
     unreadable = world.submit(NAMES)
     world.run(lambda c: c.execute(update(JobRow).where(JobRow.id.in_([unreadable, whole])).values(spec_json="{}")))
     world.machine = Machine(lambda: world.now, LEASE_MS)  # as after a start
+    ended = world.rows(whole)
     step(lambda: world.change(world.machine.fail_unreadable))
     assert world.rows(unreadable)["jobs"][0].state == "failed"
-    assert world.rows(whole)["jobs"][0].state == "done"
+    assert world.rows(whole) == ended
 
 
 def of_round(world: World, job_id: str, number: int) -> list[Row[Any]]:
@@ -123,6 +124,18 @@ def test_what_happens_in_one_round_changes_none_before_it(world: World) -> None:
     assert error.endswith("; excluded: south (UPDATE_INVALID: of round 2)")
     assert error.count("no answer") == 2
     assert world.round_states(job_id) == ["published", "published", "failed"]
+
+
+def test_a_round_that_was_published_long_ago_is_not_published_again(world: World) -> None:
+    job_id = world.submit(["north"])
+    world.answer("north", b"of round 0")
+    world.publish()
+    world.answer("north", b"of round 1")
+    kept = world.rows(job_id)
+    world.change(lambda c: world.machine.publish(c, job_id, 0, MODELS[5], world.live))
+    assert world.rows(job_id) == kept
+    world.publish()
+    assert world.round_states(job_id) == ["published", "published", "open"]
 
 
 def test_updates_are_gone_once_they_can_never_be_folded(world: World) -> None:

@@ -190,6 +190,7 @@ def test_the_wrong_destination_is_refused(
 
 def test_other_servers_are_refused(tmp_path: Path, signer: Countersigner) -> None:
     async def scenario(bench: Bench) -> None:
+        bench.channel(Identity.parse(str(AGGREGATOR)))
         with denied("is not the aggregator of the configuration"):
             bench.channel(Identity.parse("spiffe://test.veilfed/aggregator/other/main"))
         with denied("is not of the zone of north"):
