@@ -9,7 +9,7 @@ from sqlalchemy import Row, update
 
 from aggregator.rounds import sessions
 from aggregator.rounds.machine import Machine
-from aggregator.rounds.records import Input
+from aggregator.rounds.records import Input, Inputs
 from aggregator.store.schema import JobRow
 from tests.support.rounds import ADMIN, LEASE_MS, MODELS, World, new_world
 
@@ -24,31 +24,34 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def in_every_state(world: World) -> list[str]:
-    """Jobs of the same institutions: one that waits, one that is open, one in its grace, and so on."""
-    waiting = world.submit(["away"])
-    opened = world.submit(NAMES)
+def in_every_state(world: World, name: str) -> list[str]:
+    """Jobs of the same institutions: one that waits, one that is open, one in its grace, and so on.
+
+    `name` says before or after which others their ids are sorted.
+    """
+    waiting = world.submit(["away"], name=f"{name}-waiting")
+    opened = world.submit(NAMES, name=f"{name}-opened")
     world.answer("north", b"of the open round")
-    graced = world.submit(NAMES, quorum=1)
+    graced = world.submit(NAMES, name=f"{name}-graced", quorum=1)
     world.answer("north", b"of the round in its grace")
     world.refuse("west")
-    folding = world.submit(["north"])
+    folding = world.submit(["north"], name=f"{name}-folding")
     world.answer("north", b"of the round that is folded")
     world.folds.clear()
-    second_round = world.submit(NAMES, quorum=1, grace_seconds=0)
+    second_round = world.submit(NAMES, name=f"{name}-second-round", quorum=1, grace_seconds=0)
     world.refuse("west")
     world.answer("north", b"of round 0")
     world.publish()
-    cancelled = world.submit(NAMES)
+    cancelled = world.submit(NAMES, name=f"{name}-cancelled")
     world.change(lambda c: world.machine.cancel(c, cancelled, ADMIN))
-    done = world.submit(["north"], rounds=0)
+    done = world.submit(["north"], name=f"{name}-done", rounds=0)
     world.answer("north")
     assert [world.job(job).summary.state for job in (cancelled, done)] == ["cancelled", "done"]
     return [waiting, opened, graced, folding, second_round, cancelled, done]
 
 
 def test_what_happens_to_one_job_changes_no_other(world: World) -> None:
-    others = in_every_state(world)
+    others = in_every_state(world, "a") + in_every_state(world, "z")
     kept = {job: world.rows(job) for job in others}
 
     def step(change: Callable[[], object]) -> None:
@@ -116,6 +119,8 @@ def test_what_happens_in_one_round_changes_none_before_it(world: World) -> None:
     world.publish()
     second = of_round(world, job_id, 1)
     assert of_round(world, job_id, 0) == first
+    inputs = world.run(lambda c: world.machine.inputs(c, job_id, 0))
+    assert inputs == Inputs(MODELS[0].sha256, [Input("north", 1.0, "a" * 64, None)])
 
     world.refuse("south", "UPDATE_INVALID", "of round 2")
     world.pass_time(4000)
@@ -139,10 +144,13 @@ def test_a_round_that_was_published_long_ago_is_not_published_again(world: World
 
 
 def test_updates_are_gone_once_they_can_never_be_folded(world: World) -> None:
-    job_id = world.submit(NAMES)
-    world.answer("north", b"north")
+    job_id = world.submit(NAMES, quorum=2, grace_seconds=0)
+    for name in ("north", "south"):
+        world.answer(name, b"of round 0")
+    world.publish()
+    world.answer("north", b"of round 1")
     world.change(lambda c: world.machine.cancel(c, job_id, ADMIN))
-    assert [row.parameters for row in world.rows(job_id)["tasks"]] == [None] * 3
+    assert {row.parameters for row in world.rows(job_id)["tasks"]} == {None}
 
 
 def test_a_damaged_update_of_a_round_that_is_not_folded_excludes_nobody(world: World) -> None:
@@ -191,6 +199,8 @@ def test_the_grace_counts_from_the_quorum(world: World) -> None:
     assert world.folds == []
     world.pass_time(0.001)
     assert (job_id, 0) in world.folds
+    (row,) = world.rows(job_id)["rounds"]
+    assert (row.quorum_ms, row.due_ms) == (world.now - 4000, world.now)
 
 
 def test_the_deadline_is_to_the_millisecond(world: World) -> None:
@@ -202,7 +212,7 @@ def test_the_deadline_is_to_the_millisecond(world: World) -> None:
     assert world.round_states(job_id) == ["failed"]
 
 
-@pytest.mark.parametrize(("ago_ms", "words"), [(10_600, "last seen 11 s before, joined"), (-9_000, "last seen 0 s")])
+@pytest.mark.parametrize(("ago_ms", "words"), [(10_600, "last seen 11 s before, joined"), (-1, "last seen 0 s")])
 def test_how_long_ago_a_missing_institution_was_seen(world: World, ago_ms: int, words: str) -> None:
     job_id = world.submit(NAMES, deadline_seconds=10)
     world.run(lambda c: sessions.renew(c, world.live["west"], "", world.now + 10_000 - ago_ms, LEASE_MS))
