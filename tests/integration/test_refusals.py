@@ -187,7 +187,8 @@ UNUSABLE = [
 ]  # fmt: skip
 
 TABLE = [
-    pytest.param(row, id=f"{kind}: {row.name}")
+    # The demonstration loads everything that there is before it starts.
+    pytest.param(row, id=f"{kind}: {row.name}", marks=[pytest.mark.slow] if row.name == "demonstration" else [])
     for kind, rows in {"malformed": MALFORMED, "corrupt": CORRUPT, "full": FULL, "unusable": UNUSABLE}.items()
     for row in rows
 ]
