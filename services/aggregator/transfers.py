@@ -6,7 +6,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from aggregator.artifacts import Ref
+from aggregator.artifacts import Ref, Upload
 from aggregator.engine import Engine
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
@@ -62,7 +62,7 @@ class Transfers:
         first = await anext(requests, None)
         if first is None or first.WhichOneof("body") != "header":
             raise VeilfedError(Code.PROTOCOL_VIOLATION, "Push: the first message must be the header")
-        header, artifacts = first.header, self._engine.artifacts
+        header = first.header
         job = await self._job(identity, header.job_id, header.session)
         ref = Ref(header.artifact.sha256, header.artifact.size)
         if identity.institution not in job.spec.cohort.train:
@@ -71,16 +71,18 @@ class Transfers:
             raise VeilfedError(
                 Code.ARTIFACT_INVALID, f"Push: {ref.size} bytes are not the size of an update of the job"
             )
-        received, complete = await asyncio.to_thread(artifacts.arrived, job.id, identity.institution, ref.sha256)
-        if complete:
-            return PushResponse(received=received, complete=True)
-        return await self._take(job, identity.institution, ref, header.offset, requests)
+        upload = await asyncio.to_thread(self._begin, job.id, identity.institution, ref, header.offset)
+        if upload is None:
+            return PushResponse(received=ref.size, complete=True)
+        return await self._take(upload, requests)
 
-    async def _take(
-        self, job: Job, institution: str, ref: Ref, offset: int, requests: AsyncIterator[PushRequest]
-    ) -> PushResponse:
+    def _begin(self, job_id: str, institution: str, ref: Ref, offset: int) -> Upload | None:
+        """An upload to go on with; None if it is whole already."""
         artifacts = self._engine.artifacts
-        upload = await asyncio.to_thread(artifacts.upload, job.id, institution, ref, offset)
+        _, complete = artifacts.arrived(job_id, institution, ref.sha256)
+        return None if complete else artifacts.upload(job_id, institution, ref, offset)
+
+    async def _take(self, upload: Upload, requests: AsyncIterator[PushRequest]) -> PushResponse:
         try:
             async for request in requests:
                 chunk = request.chunk  # once: each time makes a copy
@@ -92,7 +94,8 @@ class Transfers:
             complete = await asyncio.to_thread(upload.finish)
             return PushResponse(received=upload.received, complete=complete)
         finally:
-            await asyncio.to_thread(artifacts.release, upload)
+            # Not in a thread: what there is to write has been written.
+            self._engine.artifacts.release(upload)
 
     def _find_model(self, connection: Connection, identity: Identity, request: FetchRequest) -> None:
         _member(self._engine.machine.job(connection, request.job_id), identity)

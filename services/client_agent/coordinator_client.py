@@ -126,9 +126,7 @@ class Session:
 
     def _send(self, request: WorkRequest) -> None:
         # A message that the gate refuses later would end the whole stream.
-        admitted = self._gate.admit_ahead(self._gate.aggregator, COORDINATOR + "Work", request)
-        assert isinstance(admitted, WorkRequest)  # noqa: S101  for mypy: the gate's copy of `request`
-        self._outgoing.put_nowait(admitted)
+        self._outgoing.put_nowait(self._gate.admit_ahead(self._gate.aggregator, COORDINATOR + "Work", request))
 
     def finish(self) -> None:
         """Ends the stream after what is queued."""

@@ -1,4 +1,7 @@
-"""A container engine: one that can be reached, or one of our own for as long as the tests run."""
+"""A container engine: one that can be reached, or one of our own for as long as the tests run.
+
+python -m tests.containers.engine       whether there is one, or one can be started; says why not
+"""
 
 import os
 import re
@@ -167,3 +170,17 @@ def connected() -> Iterator[Engine]:
             yield engine
     finally:
         _remove(folder)
+
+
+def main() -> int:
+    try:
+        with connected() as engine:
+            sys.stdout.write(f"container engine: {engine.run('version', '--format={{.Server.Version}}')}")
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        sys.stdout.write(f"no container engine: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
