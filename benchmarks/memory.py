@@ -6,7 +6,9 @@
 with eight and one with a hundred light clients, each of them on a fresh aggregator. `rss_growth_mb` is the growth of
 the resident memory from the end of the warm-up to the last round; `rss_mb_8` and `rss_mb_100` are what the light
 clients leave it at, and `kb_per_client` the difference for one more client, which is its TLS connection, its stream
-and its task (`idle_kb_per_client` of it before any work: connection and stream). MB = 1e6 bytes.
+and its task (`idle_kb_per_client` of it before any work: connection and stream). `bare_kb_per_client` is what one more
+client costs a grpc server that does nothing but echo such messages over mutual TLS: it is grpc's, not ours. MB = 1e6
+bytes.
 """
 
 import argparse
@@ -104,6 +106,28 @@ def bench(clients: int, light: bool) -> Iterator[Bench]:
                 process.kill()
 
 
+def bare(clients: int) -> float:
+    """The memory of a bare grpc server with so many connections that are in use."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_identities(folder, clients)
+        module, environment = [sys.executable, "-m", "benchmarks.bare_streams"], {"PYTHONPATH": str(ROOT)}
+        server = Process([*module, "serve", str(folder)], folder / "bare-log", environment)
+        processes = [server]
+        try:
+            address = f"127.0.0.1:{server.ready()['port']}"
+            for first in range(0, clients, PER_PROCESS):
+                sites = ",".join(f"site{index}" for index in range(first, min(clients, first + PER_PROCESS)))
+                process = Process([*module, str(folder), sites, address], folder / f"log-{first}", environment)
+                processes.append(process)
+            for process in processes[1:]:
+                process.ready()
+            return rss_mb(server.pid)
+        finally:
+            for process in processes:
+                process.kill()
+
+
 def level(values: list[float]) -> float:
     return statistics.median(values)
 
@@ -126,6 +150,7 @@ def measure(rounds: int, light_rounds: int) -> dict[str, float]:
         found[f"rss_mb_{clients}"] = level(series[-SAMPLES:])
     found["kb_per_client"] = (found["rss_mb_100"] - found["rss_mb_8"]) * 1000 / (MANY - FEW)
     found["idle_kb_per_client"] = (found["idle_rss_mb_100"] - found["idle_rss_mb_8"]) * 1000 / (MANY - FEW)
+    found["bare_kb_per_client"] = (bare(MANY) - bare(FEW)) * 1000 / (MANY - FEW)
     return found
 
 
