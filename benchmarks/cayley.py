@@ -25,7 +25,7 @@ from client_agent.trainers.cayley import rotate
 DIMENSION, BATCH, CLASSES, TEMPERATURE = 768, 64, 10, 20.0
 BLOCKS = (1, 8, 96)
 RATES = (5e-3, 5e-4)
-TURNS = {1: 40, 8: 200, 96: 400}
+TURNS = {1: 100, 8: 400, 96: 800}
 # Steps of a contender in a row: its arrays are in the cache then, as in a training.
 IN_A_ROW = 5
 
