@@ -4,8 +4,9 @@
 
 d = 768, batches of 64, 10 classes, one thread, float32; r = 1, 8 and 96 blocks. A step is loss, gradients and Adam on
 (w_g, X). The formed w_l is computed in the two ways that people write it, (I + R) inv(I - R) and solve(I - R, I + R),
-with torch.optim.Adam. The contenders take turns, so that a busy machine disturbs all of them, and the fastest of each
-counts. `ratio` is the faster of the two formed ways over ours, at r = 1.
+with torch.optim.Adam. Times are the process's own on a processor, which for one thread on a quiet machine are those on
+the wall; the contenders take turns, so that a busy machine disturbs all of them, and the fastest step of each counts.
+`ratio` is the faster of the two formed ways over ours, at r = 1.
 """
 
 import argparse
@@ -90,14 +91,14 @@ def formed(blocks: int, form: Callable[[Tensor], Tensor]) -> Step:
 
 
 def measure(contenders: dict[str, Step], turns: int) -> dict[str, float]:
-    """Milliseconds of the fastest step of each."""
+    """Processor milliseconds of the fastest step of each."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(turns):
         for name, step in contenders.items():
             for _ in range(IN_A_ROW):
-                began = time.perf_counter()
+                began = time.process_time()
                 step()
-                best[name] = min(best[name], time.perf_counter() - began)
+                best[name] = min(best[name], time.process_time() - began)
     return {name: round(1000 * seconds, 3) for name, seconds in best.items()}
 
 
