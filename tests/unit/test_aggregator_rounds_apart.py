@@ -24,34 +24,49 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def in_every_state(world: World, name: str) -> list[str]:
-    """Jobs of the same institutions: one that waits, one that is open, one in its grace, and so on.
+def cancelled(world: World, job_id: str) -> None:
+    world.change(lambda c: world.machine.cancel(c, job_id, ADMIN))
 
-    `name` says before or after which others their ids are sorted.
-    """
-    waiting = world.submit(["away"], name=f"{name}-waiting")
-    opened = world.submit(NAMES, name=f"{name}-opened")
-    world.answer("north", b"of the open round")
-    graced = world.submit(NAMES, name=f"{name}-graced", quorum=1)
-    world.answer("north", b"of the round in its grace")
+
+def in_its_second_round(world: World, job_id: str) -> None:
     world.refuse("west")
-    folding = world.submit(["north"], name=f"{name}-folding")
-    world.answer("north", b"of the round that is folded")
-    world.folds.clear()
-    second_round = world.submit(NAMES, name=f"{name}-second-round", quorum=1, grace_seconds=0)
-    world.refuse("west")
-    world.answer("north", b"of round 0")
+    for name in ("north", "south", "east"):
+        world.answer(name, b"of round 0")
     world.publish()
-    cancelled = world.submit(NAMES, name=f"{name}-cancelled")
-    world.change(lambda c: world.machine.cancel(c, cancelled, ADMIN))
-    done = world.submit(["north"], name=f"{name}-done", rounds=0)
-    world.answer("north")
-    assert [world.job(job).summary.state for job in (cancelled, done)] == ["cancelled", "done"]
-    return [waiting, opened, graced, folding, second_round, cancelled, done]
+
+
+def in_its_grace(world: World, job_id: str) -> None:
+    world.refuse("west")
+    for name in ("north", "south"):
+        world.answer(name, b"of round 0")
+
+
+def folding(world: World, job_id: str) -> None:
+    for name in (*NAMES, "east"):
+        world.answer(name, b"of round 0")
+    world.folds.clear()
+
+
+def in_every_state(world: World) -> list[str]:
+    """Jobs of the same institutions, with ids that are sorted before and after those of other jobs.
+
+    Those that are made last are the ones that a fault of the earlier ones would not have changed already.
+    """
+    world.connect("east")
+    made = [world.submit(["away"], name=f"{letter}-waiting") for letter in "az"]
+    for bring in (cancelled, in_its_second_round, in_its_grace, folding):
+        for letter in "az":
+            made.append(world.submit([*NAMES, "east"], name=f"{letter}-{bring.__name__}".replace("_", "-"), quorum=2))
+            bring(world, made[-1])
+    assert [world.round_states(job)[-1] for job in made] == [
+        state for state in ("pending", "cancelled", "open", "open", "folding") for _ in "az"
+    ]
+    assert [sum(row.parameters is not None for row in world.rows(job)["tasks"]) for job in made[-4:]] == [2, 2, 4, 4]
+    return made
 
 
 def test_what_happens_to_one_job_changes_no_other(world: World) -> None:
-    others = in_every_state(world, "a") + in_every_state(world, "z")
+    others = in_every_state(world)
     kept = {job: world.rows(job) for job in others}
 
     def step(change: Callable[[], object]) -> None:
@@ -75,12 +90,12 @@ def test_what_happens_to_one_job_changes_no_other(world: World) -> None:
 
     late = world.submit(NAMES, deadline_seconds=1)
     step(lambda: world.pass_time(1))
-    cancelled = world.submit(NAMES)
-    step(lambda: world.change(lambda c: world.machine.cancel(c, cancelled, ADMIN)))
+    stopped = world.submit(NAMES)
+    step(lambda: world.change(lambda c: world.machine.cancel(c, stopped, ADMIN)))
     damaged = world.submit(NAMES, quorum=1, grace_seconds=0)
     step(lambda: world.answer("north", b"n"))
     step(lambda: world.change(lambda c: world.machine.lose(c, damaged, 0, ["north"])))
-    states = {job: world.job(job).summary.state for job in (whole, late, cancelled, damaged)}
+    states = {job: world.job(job).summary.state for job in (whole, late, stopped, damaged)}
     assert list(states.values()) == ["done", "failed", "cancelled", "failed"]
 
     unreadable = world.submit(NAMES)
@@ -176,16 +191,22 @@ def test_more_answers_than_the_quorum(world: World) -> None:
 
 
 def test_answers_to_several_jobs_that_come_together(world: World) -> None:
-    first = world.submit(NAMES)
+    first = world.submit(NAMES, name="m")
     tasks = dict(world.tasks)
-    second = world.submit(["north"])
-    answers = [(world.claim("north"), world.taken("north"))]
+    answers, others = [], [world.submit(["north"], name=name) for name in "az"]
+    for job_id in others:
+        (row,) = world.rows(job_id)["tasks"]
+        answers.append((world.claim("north", job_id=job_id, token=row.token), world.taken("north")))
     world.tasks = tasks
     answers.append((world.claim("south"), world.taken("south")))
     world.answer_all(answers)
-    assert world.folds == [(second, 0)]
+    assert world.folds == [(job_id, 0) for job_id in others]
     assert world.client_states(first) == {"north": "leased", "south": "done", "west": "leased"}
     assert [row.institution for row in world.rows(first)["events"][2:]] == ["south"]
+    # The other jobs' rounds of the same number are closed now.
+    world.answer("north")
+    world.refuse("west")
+    assert world.client_states(first) == {"north": "done", "south": "done", "west": "excluded"}
 
 
 def test_the_grace_counts_from_the_quorum(world: World) -> None:
@@ -221,6 +242,15 @@ def test_how_long_ago_a_missing_institution_was_seen(world: World, ago_ms: int, 
     error = world.job(job_id).summary.error
     assert f"north (no answer; {words}" in error
     assert "before, activity unknown)" in error
+
+
+def test_the_agent_that_was_seen_last_speaks_for_its_institution(world: World) -> None:
+    job_id = world.submit(NAMES, deadline_seconds=10)
+    world.join("north", "spare")
+    world.now += 4000
+    world.run(lambda c: sessions.renew(c, world.live["north"], "training", world.now, LEASE_MS))
+    world.pass_time(6)
+    assert "north (no answer; last seen 6 s before, training)" in world.job(job_id).summary.error
 
 
 @pytest.mark.parametrize("many", [50, 51])
