@@ -67,7 +67,7 @@ venv: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[oracle,aggregator,agent,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[oracle,aggregator,agent,study,dev]'
 	touch $@
 
 clean:

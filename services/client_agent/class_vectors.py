@@ -15,7 +15,7 @@ from client_agent.features import embed_apart
 from veilfed.config import read_text, validate
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Prompts", "embed_classes", "read_prompts"]
+__all__ = ["Prompts", "class_means", "embed_classes", "read_prompts"]
 
 # class -> its prompts
 Prompts = dict[str, list[str]]
@@ -40,8 +40,11 @@ async def embed_classes(config: AgentConfig, prompts: Prompts) -> NDArray[np.flo
 
     Raises VeilfedError: INPUT_INVALID for an oracle whose model embeds no text; what the oracle or the gate say.
     """
-    features = await embed_apart(config, [text for texts in prompts.values() for text in texts])
-    features = features / np.linalg.norm(features, axis=1, keepdims=True)
+    return class_means(prompts, await embed_apart(config, [text for texts in prompts.values() for text in texts]))
+
+
+def class_means(prompts: Prompts, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The vectors [K, d] of the embeddings of all prompts, in their order."""
+    units = features / np.linalg.norm(features, axis=1, keepdims=True)
     ends = np.cumsum([len(texts) for texts in prompts.values()])
-    vectors = [rows.mean(axis=0) for rows in np.split(features, ends[:-1])]
-    return np.array(vectors, np.float32)
+    return np.array([rows.mean(axis=0) for rows in np.split(units, ends[:-1])], np.float32)

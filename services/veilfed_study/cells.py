@@ -1,0 +1,98 @@
+"""One cell of a study: one job, in which one domain is held out, and what is measured of it."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from client_agent.trainers import Method, method_for
+from veilfed.config import validate
+from veilfed.errors import Code
+from veilfed.jobs import JobSpec, OrthogonalSpec, StrategySpec
+from veilfed.wire.tensors import digest, map_bytes
+from veilfed_study import measures, simulation
+from veilfed_study.methods import METHODS, MethodSettings
+from veilfed_study.parts import Parts
+from veilfed_study.subjects import Subject
+
+__all__ = ["Cell", "freedom", "job_of", "measured"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One job of a study."""
+
+    method: str
+    seed: int
+    held_out: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.seed}-without-{self.held_out}"
+
+
+def job_of(
+    subject: Subject, method: str, settings: MethodSettings, seed: int, train: Sequence[str], evaluate: Sequence[str]
+) -> JobSpec:
+    """The job of a method. Raises VeilfedError(JOB_INVALID), which names the method and the key."""
+    fixed = METHODS[method]
+    document = {
+        "name": f"{subject.name}-{method}-{seed}"[:63].rstrip("-"),
+        "strategy": {
+            "classes": list(subject.classes),
+            "dimension": subject.dimension,
+            **settings.strategy,
+            **fixed.strategy,
+        },
+        "cohort": {"train": list(train), "evaluate": list(evaluate)},
+        "rounds": settings.rounds if fixed.trains else 0,
+        "quorum": len(train),
+        "seed": seed,
+    }
+    return validate(JobSpec, json.dumps(document), f"method {method}", Code.JOB_INVALID)
+
+
+def freedom(method: Method[Any]) -> int:
+    """Degrees of freedom of what an institution keeps: of X, those of its skew part (FEDOT, CVPR 2026, design 4)."""
+    private = method.private_shapes
+    numbers = {name: int(np.prod(shape)) for name, shape in private.items()}
+    strategy: StrategySpec = method.strategy
+    if isinstance(strategy, OrthogonalSpec) and "transform" in numbers:
+        side = strategy.dimension // strategy.blocks
+        numbers["transform"] = strategy.dimension * (side - 1) // 2
+    return sum(numbers.values())
+
+
+def measured(subject: Subject, spec: JobSpec, parts: Parts) -> dict[str, Any]:
+    """Runs a job on the parts of its cohort; everything that is reported of it, as JSON.
+
+    `accuracies` has for each round the fraction of right answers of each institution with the model and the state that
+    the round starts from: with its own private tensors if it trains, with the model alone if not.
+    """
+    started = time.monotonic()
+    method = method_for(spec.strategy)
+    vectors = subject.class_vectors() if spec.strategy.initial == "class_vectors" else None
+    accuracies, conflicts = [], []
+    sent, sent_numbers = 0, 0
+    for snapshot in simulation.rounds(spec, parts, vectors):
+        accuracies.append(measures.accuracies(method, snapshot.model, snapshot.states, parts))
+        if snapshot.updates:
+            conflicts.append(measures.conflict(snapshot.model, snapshot.updates))
+            sent = max(sent, measures.longest(snapshot.updates))
+            sent_numbers = measures.elements(next(iter(snapshot.updates.values())))
+    model = map_bytes(snapshot.model)
+    return {
+        "accuracies": accuracies,
+        "areas": measures.areas(method, snapshot.model, snapshot.states, parts),
+        "conflict": conflicts,
+        "condition_numbers": measures.condition_numbers(method, snapshot.model, snapshot.states),
+        "numbers_sent": sent_numbers,
+        "bytes_sent": sent,
+        "bytes_received": len(model),
+        "private_freedom": freedom(method),
+        "model_sha256": digest(model),
+        "seconds": round(time.monotonic() - started, 3),
+    }

@@ -1,0 +1,145 @@
+"""`veilfed study`: studies in one process. What computes is imported by the commands: it takes a second to load."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from veilfed import packages
+from veilfed.cli import output
+from veilfed.errors import Code, VeilfedError
+from veilfed.files import write_atomic
+from veilfed_study import options
+
+if TYPE_CHECKING:
+    from veilfed_study.methods import Settings
+    from veilfed_study.subjects import Subject
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Studies in one process, with the trainers and strategies of the services.")
+
+Task = Annotated[str | None, typer.Option("--task", help="vader, emoji or heart.")]
+Methods = Annotated[str, typer.Option("--methods", help="Names with commas between them, or all.")]
+SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Rates and rounds of methods, as `sweep` writes.")]
+
+
+@app.command()
+def fedot(
+    out: options.Out,
+    task: Task = None,
+    data: Annotated[Path | None, typer.Option("--data", help="A folder of images, DOMAIN/CLASS/FILE.")] = None,
+    fm: Annotated[str | None, typer.Option("--fm", help="The model for --data, such as open_clip:ViT-B-32.")] = None,
+    set_name: Annotated[
+        str | None, typer.Option("--set", help="What --data is: pacs, vlcs, office-home, terra-incognita or femnist.")
+    ] = None,
+    institutions: Annotated[int | None, typer.Option(help="Among how many femnist is divided.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Prompts for the classes of --data (YAML).")] = None,
+    methods: Methods = "all",
+    seeds: options.Seeds = "50,77,98",
+    settings: SettingsFile = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    packages_folder: options.Packages = None,
+    cache: options.Cache = None,
+) -> None:
+    """Leave one domain out: the N x N matrix of each method, G, P and C."""
+    from veilfed_study import runner, summary  # noqa: PLC0415
+    from veilfed_study.methods import named  # noqa: PLC0415
+    from veilfed_study.store import Store  # noqa: PLC0415
+
+    chosen = options.seeds(seeds)
+    _one_thread()
+    subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
+    wanted = named(methods, subject.text_tower)
+    used = _settings(settings, task)
+    with output.progress() as bars:
+        bar = bars.add_task("training", total=len(wanted) * len(chosen) * len(subject.domains))
+        results = runner.run(
+            subject,
+            wanted,
+            chosen,
+            used,
+            Store(out / "cells"),
+            lambda cell, kept: bars.update(bar, description=cell.method, advance=1),
+        )
+    document = summary.document(subject, wanted, chosen, used, results)
+    _write(json_file or out / "study.json", document)
+    output.result(None, _figures_table(document))
+
+
+def _figures_table(document: dict[str, Any]) -> Any:
+    rows = [
+        (found["label"], *(_percent(found[name]) for name in ("G", "P", "C")))
+        for found in document["methods"].values()
+    ]
+    return output.table(["method", "G", "P", "C"], rows, "Accuracy, per cent: mean and standard deviation over seeds")
+
+
+def _percent(value: dict[str, Any]) -> str:
+    if value["mean"] is None:
+        return "-"
+    spread = "" if value["sd"] is None else f" ± {100 * value['sd']:.1f}"
+    return f"{100 * value['mean']:.1f}{spread}"
+
+
+def _one_thread() -> None:
+    """As the agents have: sums in another order give other bytes."""
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o644)
+
+
+def _settings(path: Path | None, task: str | None) -> "Settings":
+    from veilfed_study.methods import Settings, built_in_settings, read_settings  # noqa: PLC0415
+
+    if path is not None:
+        return read_settings(path)
+    return built_in_settings(task) if task else Settings()
+
+
+def _subject(
+    task: str | None,
+    data: Path | None,
+    fm: str | None,
+    set_name: str | None,
+    institutions: int | None,
+    prompts: Path | None,
+    packages_folder: Path | None,
+    cache: Path | None,
+) -> "Subject":
+    from client_agent.class_vectors import read_prompts  # noqa: PLC0415
+    from veilfed_study import subjects  # noqa: PLC0415
+
+    where = packages_folder or packages.default_folder()
+    kept = cache or where.parent / "embeddings"
+    if (task is None) == (data is None):
+        raise VeilfedError(Code.INPUT_INVALID, "say what to study: --task NAME, or --data FOLDER --fm MODEL")
+    with _embedding() as progress:
+        if task is not None:
+            return subjects.of_task(task, where, kept, progress)
+        if data is None or fm is None:
+            raise VeilfedError(Code.INPUT_INVALID, "--data needs --fm, the model that embeds it")
+        return subjects.of_folder(
+            data,
+            fm,
+            where,
+            kept,
+            set_name=set_name,
+            institutions=institutions,
+            prompts=read_prompts(prompts) if prompts else None,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _embedding() -> Iterator[Any]:
+    with output.progress() as bars:
+        bar = bars.add_task("loading", total=1)
+        yield lambda what, done, total: bars.update(bar, description=what, completed=done, total=total)

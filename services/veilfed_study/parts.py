@@ -1,0 +1,84 @@
+"""Domains, and which of their rows are for training and which are held for evaluation."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.data.source import Samples, split
+from veilfed.errors import VeilfedError
+
+__all__ = ["TEST_FRACTION", "Domain", "Part", "Parts", "test_parts", "validation_parts"]
+
+TEST_FRACTION = 0.4  # the agents' default
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One institution's whole data: `features` [n, d] as the model gives them, `labels` int64 [n]."""
+
+    samples: Samples
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a domain to train on, and rows to evaluate on."""
+
+    domain: Domain
+    train: NDArray[np.intp]
+    held: NDArray[np.intp]
+
+    @property
+    def training(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.domain.features[self.train], self.domain.labels[self.train]
+
+    @property
+    def evaluation(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.domain.features[self.held], self.domain.labels[self.held]
+
+
+Parts = Mapping[str, Part]
+
+
+def test_parts(domains: Mapping[str, Domain], classes: Sequence[str], seed: int) -> dict[str, Part]:
+    """Training and test split of each institution, as its agent draws them for a job with this seed.
+
+    Raises VeilfedError(DATA_INVALID), naming the domain, where there are too few samples.
+    """
+    found = {}
+    for name, domain in domains.items():
+        try:
+            found[name] = Part(domain, *split(domain.samples, classes, TEST_FRACTION, seed))
+        except VeilfedError as error:
+            raise VeilfedError(error.code, f"domain {name}: {error.message}", error.hint) from None
+    return found
+
+
+def validation_parts(whole: Parts, seed: int, folds: int, used: int) -> Iterator[dict[str, Part]]:
+    """For each of the first `used` folds, the training splits without it and it alone. Test rows appear nowhere."""
+    numbers = {name: fold_numbers(part, folds, seed) for name, part in whole.items()}
+    for fold in range(used):
+        yield {
+            name: Part(part.domain, part.train[numbers[name] != fold], part.train[numbers[name] == fold])
+            for name, part in whole.items()
+        }
+
+
+def fold_numbers(part: Part, folds: int, seed: int) -> NDArray[np.intp]:
+    """The fold of each row of `part.train`: by group, so that near-copies stay together, and even within a class."""
+    groups = [part.domain.samples.groups[row] for row in part.train]
+    labels = part.domain.labels[part.train]
+    numbers = np.empty(len(groups), np.intp)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        names = sorted(
+            {groups[row] for row in rows},
+            key=lambda name: hashlib.sha256(f"validation:{seed}:{name}".encode()).digest(),
+        )
+        place = {name: position % folds for position, name in enumerate(names)}
+        numbers[rows] = [place[groups[row]] for row in rows]
+    return numbers

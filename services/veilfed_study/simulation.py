@@ -1,0 +1,59 @@
+"""All rounds of one job: the aggregator's strategy and the institutions' trainers take turns."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aggregator.strategies import strategy_for
+from client_agent.trainers import Method, State, Trainer, method_for
+from veilfed.jobs import JobSpec
+from veilfed.wire.tensors import Array, Arrays
+from veilfed_study.parts import Parts
+
+__all__ = ["Snapshot", "last_model", "rounds"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A round: the model and the private states that it starts from, and the updates that it brings.
+
+    `states` are of the institutions that train; the others have the model alone. `updates` is empty in the closing
+    round, which evaluates only.
+    """
+
+    round: int
+    model: Arrays
+    states: dict[str, State]
+    updates: dict[str, Arrays]
+
+
+def rounds(spec: JobSpec, parts: Parts, class_vectors: Array | None = None) -> Iterator[Snapshot]:
+    """Rounds 0 to spec.rounds of a job, as over the services.
+
+    `parts` has the institutions of the cohort. Raises VeilfedError: JOB_INVALID, DATA_INVALID, and UPDATE_INVALID for
+    training that diverged.
+    """
+    strategy, method = strategy_for(spec), method_for(spec.strategy)
+    model = strategy.initial(class_vectors)
+    trainers = {
+        name: Trainer(method, *parts[name].training, seed=spec.seed, institution=name) for name in spec.cohort.train
+    }
+    states = {name: trainer.initial_state(model) for name, trainer in trainers.items()}
+    for number in range(spec.rounds):
+        trained = {name: trainer.train(model, states[name], number) for name, trainer in trainers.items()}
+        updates = {name: update for name, (update, _) in trained.items()}
+        yield Snapshot(number, model, states, updates)
+        states = {name: state for name, (_, state) in trained.items()}
+        model = strategy.fold(_weighted(method, parts, updates), partial(dict, model))
+    yield Snapshot(spec.rounds, model, states, {})
+
+
+def _weighted(method: Method[Any], parts: Parts, updates: dict[str, Arrays]) -> list[tuple[float, Arrays]]:
+    return [(method.update_weight(len(parts[name].train)), update) for name, update in updates.items()]
+
+
+def last_model(spec: JobSpec, parts: Parts, class_vectors: Array | None = None) -> Arrays:
+    """The model after all rounds."""
+    *_, last = rounds(spec, parts, class_vectors)
+    return last.model
