@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 
 from veilfed import packages
 from veilfed.cli import output
@@ -20,24 +21,33 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Studies in one process, with the trainers and strategies of the services.")
+app = typer.Typer(
+    no_args_is_help=True, help="Studies in one process, with the trainers and strategies of the services."
+)
 
 Task = Annotated[str | None, typer.Option("--task", help="vader, emoji or heart.")]
+Data = Annotated[Path | None, typer.Option("--data", help="A folder of images, DOMAIN/CLASS/FILE.")]
+Model = Annotated[str | None, typer.Option("--fm", help="The model for --data, such as open_clip:ViT-B-32.")]
+SetName = Annotated[
+    str | None, typer.Option("--set", help="What --data is: pacs, vlcs, office-home, terra-incognita or femnist.")
+]
+Institutions = Annotated[int | None, typer.Option(help="Among how many femnist is divided.")]
+PromptsFile = Annotated[Path | None, typer.Option("--prompts", help="Prompts for the classes of --data (YAML).")]
 Methods = Annotated[str, typer.Option("--methods", help="Names with commas between them, or all.")]
-SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Rates and rounds of methods, as `sweep` writes.")]
+SettingsFile = Annotated[
+    Path | None, typer.Option("--settings", help="Rates and rounds of methods, as `sweep` writes.")
+]
 
 
 @app.command()
 def fedot(
     out: options.Out,
     task: Task = None,
-    data: Annotated[Path | None, typer.Option("--data", help="A folder of images, DOMAIN/CLASS/FILE.")] = None,
-    fm: Annotated[str | None, typer.Option("--fm", help="The model for --data, such as open_clip:ViT-B-32.")] = None,
-    set_name: Annotated[
-        str | None, typer.Option("--set", help="What --data is: pacs, vlcs, office-home, terra-incognita or femnist.")
-    ] = None,
-    institutions: Annotated[int | None, typer.Option(help="Among how many femnist is divided.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Prompts for the classes of --data (YAML).")] = None,
+    data: Data = None,
+    fm: Model = None,
+    set_name: SetName = None,
+    institutions: Institutions = None,
+    prompts: PromptsFile = None,
     methods: Methods = "all",
     seeds: options.Seeds = "50,77,98",
     settings: SettingsFile = None,
@@ -70,10 +80,63 @@ def fedot(
     output.result(None, _figures_table(document))
 
 
+@app.command()
+def sweep(
+    out: options.Out,
+    task: Task = None,
+    data: Data = None,
+    fm: Model = None,
+    set_name: SetName = None,
+    institutions: Institutions = None,
+    prompts: PromptsFile = None,
+    methods: Methods = "all",
+    seeds: options.Seeds = "50",
+    folds: Annotated[int, typer.Option(help="Parts that a training split is cut into.")] = 4,
+    used: Annotated[int, typer.Option(help="How many of them are evaluated on.")] = 1,
+    classifier_rates: Annotated[str, typer.Option(help="Rates of w_g.")] = "0.002,0.005",
+    other_rates: Annotated[str, typer.Option(help="Rates of whatever else is trained.")] = "0.0005,0.001",
+    blocks: Annotated[str, typer.Option(help="Values of r for FEDOT(+B) and its relatives.")] = "12,24",
+    rounds: Annotated[str, typer.Option(help="Numbers of rounds.")] = "5,10,20",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole grid here.")] = None,
+    packages_folder: options.Packages = None,
+    cache: options.Cache = None,
+) -> None:
+    """Chooses rates, r and rounds on a validation part of the training splits; writes OUT/settings.yaml."""
+    from veilfed_study import sweep as sweeping  # noqa: PLC0415
+    from veilfed_study.methods import METHODS, named  # noqa: PLC0415
+    from veilfed_study.store import Store  # noqa: PLC0415
+
+    chosen = options.seeds(seeds)
+    grid = sweeping.Grid(
+        options.numbers(classifier_rates, float, "--classifier-rates"),
+        options.numbers(other_rates, float, "--other-rates"),
+        options.numbers(blocks, int, "--blocks"),
+        sorted(options.numbers(rounds, int, "--rounds")),
+    )
+    _one_thread()
+    subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
+    wanted = [name for name in named(methods, subject.text_tower) if METHODS[name].rates]
+    with output.progress() as bars:
+        bar = bars.add_task("training", total=len(chosen) * sum(len(list(grid.of(method))) for method in wanted))
+        document = sweeping.sweep(
+            subject,
+            wanted,
+            chosen,
+            grid,
+            folds,
+            used,
+            Store(out / "sweep"),
+            lambda method: bars.update(bar, description=method, advance=1),
+        )
+    _write(json_file or out / "sweep.json", document)
+    settings = yaml.safe_dump(sweeping.settings_of(document), sort_keys=False)
+    write_atomic(out / "settings.yaml", settings.encode(), mode=0o644)
+    output.result(None, f"{out / 'settings.yaml'}: {len(wanted)} methods")
+
+
 def _figures_table(document: dict[str, Any]) -> Any:
     rows = [
-        (found["label"], *(_percent(found[name]) for name in ("G", "P", "C")))
-        for found in document["methods"].values()
+        (found["label"], *(_percent(found[name]) for name in ("G", "P", "C"))) for found in document["methods"].values()
     ]
     return output.table(["method", "G", "P", "C"], rows, "Accuracy, per cent: mean and standard deviation over seeds")
 

@@ -44,7 +44,7 @@ METHODS: dict[str, StudyMethod] = {
         ("attention_rate",),
         class_vectors=True,
     ),
-    "fedgh": StudyMethod("FedGH", {"name": "fedgh"}, (W, X, "header_rate")),
+    "fedgh": StudyMethod("FedGH", {"name": "fedgh"}, (X, "header_rate")),
     "fedlt": StudyMethod("FedLT", {"name": "fedlt"}, (W, X)),
     "fedadapter": StudyMethod("FedAdapter", {"name": "fedadapter"}, (W, "adapter_rate")),
     "all-global": StudyMethod("FEDOT, all global", {"name": "all-global"}, (W, X, "blocks")),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from client_agent.data.source import Samples, split
 from veilfed.errors import VeilfedError
 
-__all__ = ["TEST_FRACTION", "Domain", "Part", "Parts", "test_parts", "validation_parts"]
+__all__ = ["TEST_FRACTION", "Domain", "Part", "Parts", "split_parts", "validation_parts"]
 
 TEST_FRACTION = 0.4  # the agents' default
 
@@ -44,7 +44,7 @@ class Part:
 Parts = Mapping[str, Part]
 
 
-def test_parts(domains: Mapping[str, Domain], classes: Sequence[str], seed: int) -> dict[str, Part]:
+def split_parts(domains: Mapping[str, Domain], classes: Sequence[str], seed: int) -> dict[str, Part]:
     """Training and test split of each institution, as its agent draws them for a job with this seed.
 
     Raises VeilfedError(DATA_INVALID), naming the domain, where there are too few samples.

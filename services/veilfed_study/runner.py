@@ -5,7 +5,7 @@ from typing import Any
 
 from veilfed_study.cells import Cell, job_of, measured
 from veilfed_study.methods import Settings
-from veilfed_study.parts import test_parts
+from veilfed_study.parts import split_parts
 from veilfed_study.store import Store, key_of
 from veilfed_study.subjects import Subject
 
@@ -51,7 +51,7 @@ def run(
         )
         for cell in wanted
     }
-    parts = {seed: test_parts(subject.domains, subject.classes, seed) for seed in seeds}
+    parts = {seed: split_parts(subject.domains, subject.classes, seed) for seed in seeds}
     data = subject.digest()
     results: Results = {}
     for cell in wanted:

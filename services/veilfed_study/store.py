@@ -37,7 +37,9 @@ class Store:
         except OSError as error:
             raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
         except ValueError:
-            raise VeilfedError(Code.STATE_CORRUPT, f"{path}: not JSON", "Remove the file; it is computed anew.") from None
+            raise VeilfedError(
+                Code.STATE_CORRUPT, f"{path}: not JSON", "Remove the file; it is computed anew."
+            ) from None
         if not isinstance(document, dict) or document.get("key") != key:
             return None
         result: dict[str, Any] = document["result"]

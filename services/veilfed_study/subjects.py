@@ -1,7 +1,7 @@
 """What a study is about: domains with their embeddings and labels, and the model that made the embeddings.
 
-    of_task("vader", packages, cache)                      one of the demonstration's tasks
-    of_folder(folder, "open_clip:ViT-B-32", ...)           images DOMAIN/CLASS/FILE, or a standard set by name
+of_task("vader", packages, cache)                      one of the demonstration's tasks
+of_folder(folder, "open_clip:ViT-B-32", ...)           images DOMAIN/CLASS/FILE, or a standard set by name
 """
 
 import hashlib

@@ -72,9 +72,7 @@ def _method(
     return found
 
 
-def _matrix(
-    names: Sequence[str], method: str, seed: int, values: Mapping[Cell, Mapping[str, float | None]]
-) -> Matrix:
+def _matrix(names: Sequence[str], method: str, seed: int, values: Mapping[Cell, Mapping[str, float | None]]) -> Matrix:
     """M [N, N] of one seed; without G for a method that has nothing for newcomers."""
     rows = [[values[Cell(method, seed, held_out)][name] for name in names] for held_out in names]
     matrix = np.array(rows, dtype=np.float64)

@@ -5,7 +5,6 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,21 +12,22 @@ import pytest
 import torch
 import yaml
 
-from aggregator.strategies import strategy_for
 from client_agent.data.config import TableConfig
 from client_agent.data.source import load
-from client_agent.egress import EgressPolicy
-from client_agent.trainers import State
-from client_agent.work import Prepared, prepare
-from tests.support.agents import LetterModel, spec
+from client_agent.trainers import method_for
+from tests.support.agents import CLASSES, LetterModel, spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.parties import Parties, running_parties
 from tests.support.processes import veilfed
 from veilfed.jobs import JobSpec, StrategyName
 from veilfed.ledger import read, verify
-from veilfed.v1.aggregator_pb2 import GetJobResponse
-from veilfed.wire.tensors import Arrays, digest, map_bytes
+from veilfed.v1.aggregator_pb2 import GetJobResponse, RoundDetail
+from veilfed.wire.tensors import digest, map_bytes
+from veilfed_study import measures
+from veilfed_study.parts import split_parts
+from veilfed_study.simulation import rounds
+from veilfed_study.subjects import of_samples
 
 INSTITUTIONS = ["north", "south", "west"]
 # What the policy of this one does not allow.
@@ -79,7 +79,8 @@ async def test_a_job_of_each_method(parties: Parties, name: str) -> None:
     assert job.summary.state == "done", job.summary.error
     assert job.summary.strategy == case.strategy["name"]
     assert len({detail.model_sha256 for detail in job.rounds}) == case.models
-    assert job.rounds[-1].model_sha256 == digest(map_bytes(by_itself(parties, JobSpec.model_validate(document))))
+    told = [(detail.model_sha256, best(detail)) for detail in job.rounds]
+    assert told == study(parties, JobSpec.model_validate(document))
     final = accuracies(job)
     kinds = {
         "north": {"personal", "global"},
@@ -97,27 +98,23 @@ async def test_a_job_of_each_method(parties: Parties, name: str) -> None:
         assert sent == [case.sent] * trained + [{}] * (case.rounds + 1 - trained)
 
 
-def by_itself(parties: Parties, job: JobSpec) -> Arrays:
-    """The last model of the same job in this process: the same trainer and strategy on the same data."""
+def study(parties: Parties, job: JobSpec) -> list[tuple[str, dict[str, float]]]:
+    """The same job in one process: of each round the model's digest, and each institution's accuracy."""
     torch.set_num_threads(1)  # as the agents have
-    prepared: list[Prepared] = []
-    for name in sorted(job.cohort.train):
-        samples = load(TableConfig(source="table", path=parties.folder / name / "data.csv"))
-        model = LetterModel()
-        features = model.forward(model.prepare([str(text) for text in samples.inputs]))
-        prepared.append(prepare(job, name, samples, features, 0.4, EgressPolicy()))
-    strategy = strategy_for(job)
-    current = strategy.initial()
-    states: list[State | None] = [None] * len(prepared)
-    for number in range(job.rounds):
-        updates: list[tuple[float, Arrays]] = []
-        for place, part in enumerate(prepared):
-            assert part.trainer is not None
-            before = states[place] or part.trainer.initial_state(current)
-            update, states[place] = part.trainer.train(current, before, number)
-            updates.append((part.method.update_weight(part.train_samples), update))
-        current = strategy.fold(updates, partial(dict, current))
-    return current
+    tables = {name: TableConfig(source="table", path=parties.folder / name / "data.csv") for name in INSTITUTIONS}
+    cache = parties.folder / "study"
+    subject = of_samples(
+        "letters", "", {name: load(table) for name, table in tables.items()}, CLASSES, LetterModel(), cache
+    )
+    cohort = {name: subject.domains[name] for name in (*job.cohort.train, *job.cohort.evaluate)}
+    parts, method = split_parts(cohort, CLASSES, job.seed), method_for(job.strategy)
+    return [
+        (
+            digest(map_bytes(snapshot.model)),
+            measures.accuracies(method, snapshot.model, snapshot.states, parts),
+        )
+        for snapshot in rounds(job, parts)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +187,12 @@ async def test_a_method_that_a_policy_does_not_list_is_refused_by_name(parties: 
     told = await asyncio.to_thread(command, "agent", "jobs", "--config", parties.folder / STRICT / "agent.yaml")
     shown = next(row for row in told if row["job"] == job.summary.job_id)
     assert (shown["consent"], shown["sends"]) == ("denied by the policy", ["classifier", "transform"])
+
+
+def best(detail: RoundDetail) -> dict[str, float]:
+    """institution -> accuracy with its private state, where it has one."""
+    found = {client.institution: {e.name: e.correct / e.total for e in client.evaluations} for client in detail.clients}
+    return {name: values.get("personal", values["global"]) for name, values in found.items()}
 
 
 def accuracies(job: GetJobResponse) -> dict[str, dict[str, float]]:
