@@ -149,3 +149,16 @@ def test_an_offer_is_the_institution_s_own_open_tasks(world: World) -> None:
     assert offers(world, session, "north") == []
     west = offers(world, world.join("west"), "west")
     assert [(offer.job_id, offer.trains) for offer in west] == [(jobs[0], False), (jobs[1], False)]
+
+
+def test_nobody_answers_for_another_institution(world: World) -> None:
+    """Not even a task that nobody works on, by who has somehow come to know its token."""
+    job_id = world.submit(["north", "south"])
+    for name in ("north", "south"):
+        world.join(name)  # its tasks wait
+    assert {state for state, _, _ in leases(world, job_id).values()} == {"waiting"}
+    for name, other in (("north", "south"), ("south", "north")):
+        session = world.join(name)
+        with refused(Code.TASK_INVALID):
+            world.answer(name, session=session, token=world.tasks[other].token)
+    assert {state for state, _, _ in leases(world, job_id).values()} == {"waiting"}

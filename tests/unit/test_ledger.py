@@ -18,6 +18,7 @@ from tests.support.countersign import AGGREGATOR, Countersigner
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.ledger import EMPTY, Head, Ledger, canonical, head_statement, read, receipts_path, verify
+from veilfed.ledger.chain import MAX_RECORD_BYTES
 
 AGENT = Identity.parse("spiffe://test.veilfed/agent/north/main")
 RECORDS = 12
@@ -179,6 +180,33 @@ def test_what_is_no_record_is_not_appended(tmp_path: Path) -> None:
     with raises(Code.FILE_UNUSABLE, "closed"):
         ledger.append({"kind": "note"})
     assert verify(tmp_path / "ledger").head == EMPTY
+
+
+def test_the_longest_record_can_be_read_back(tmp_path: Path) -> None:
+    first, path = tmp_path / "first", tmp_path / "ledger"
+    with Ledger.open(first) as ledger:
+        ledger.append({"text": ""})
+    room = MAX_RECORD_BYTES - first.stat().st_size
+    with Ledger.open(path) as ledger:
+        with raises(Code.INPUT_INVALID, f"a record of {MAX_RECORD_BYTES + 1} bytes"):
+            ledger.append({"text": "x" * (room + 1)})
+        ledger.append({"text": "x" * room})
+    assert path.stat().st_size == MAX_RECORD_BYTES
+    with Ledger.open(path) as ledger:
+        assert ledger.append({"text": "y"}).records == 2
+    assert verify(path).head.records == 2
+
+
+@pytest.mark.parametrize("after", [b"x", b"\n", b"x\n", b"x" * MAX_RECORD_BYTES])
+def test_a_line_that_is_too_long_is_not_taken_for_an_interrupted_write(tmp_path: Path, after: bytes) -> None:
+    path = tmp_path / "ledger"
+    write(path, 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"x" * MAX_RECORD_BYTES + after)
+    kept = path.read_bytes()
+    with raises(Code.LEDGER_BROKEN, "record 2 is incomplete or too long|record 2 is not a record"):
+        Ledger.open(path)
+    assert path.read_bytes() == kept
 
 
 def test_opening_a_changed_ledger_fails(tmp_path: Path, kept: dict[str, bytes]) -> None:
