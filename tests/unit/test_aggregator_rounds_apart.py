@@ -177,14 +177,14 @@ def test_a_damaged_update_of_a_round_that_is_not_folded_excludes_nobody(world: W
 
 
 def test_more_answers_than_the_quorum(world: World) -> None:
-    job_id = world.submit(NAMES, quorum=1)
+    job_id = world.submit(NAMES, quorum=1, grace_seconds=30)
     world.answer_all([(world.claim(name), world.taken(name)) for name in ("north", "south")])
     assert world.folds == []
     world.answer("west")
     assert world.folds == [(job_id, 0)]
     world.publish()
     world.answer_all([(world.claim(name), world.taken(name)) for name in ("north", "south")])
-    world.pass_time(59.999)
+    world.pass_time(29.999)
     assert world.folds == []
     world.pass_time(0.001)
     assert (job_id, 1) in world.folds
@@ -273,7 +273,13 @@ def test_rounds_that_were_late_at_a_start_stay_open_for_a_lease(world: World) ->
     world.answer("north")
     cancelled = world.submit(NAMES, deadline_seconds=10)
     world.change(lambda c: world.machine.cancel(c, cancelled, ADMIN))
-    kept = {job: world.rows(job) for job in (soon, folding, cancelled)}
+    waiting = world.submit(["away"], deadline_seconds=10)
+    later = world.submit(["north"], deadline_seconds=10)
+    world.folds.clear()
+    world.answer("north")
+    world.publish()
+    published = of_round(world, later, 0)
+    kept = {job: world.rows(job) for job in (soon, folding, cancelled, waiting)}
     started, world.now = world.now, world.now + 12_000
     world.change(world.machine.resume)
 
@@ -284,6 +290,7 @@ def test_rounds_that_were_late_at_a_start_stay_open_for_a_lease(world: World) ->
     assert times(late) == (world.now + LEASE_MS, world.now + LEASE_MS)
     assert times(graced) == (world.now + LEASE_MS, started + 60_000)
     assert {job: world.rows(job) for job in kept} == kept
+    assert of_round(world, later, 0) == published
     world.pass_time(LEASE_MS / 1000 - 0.001)
     assert (late, 0) not in world.folds
     assert world.round_states(late) == ["open"]

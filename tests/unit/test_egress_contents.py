@@ -70,6 +70,7 @@ WRONG = np.zeros((2, 4), np.float32)
         ({"round": 4}, "round 4 of a job of 3 rounds"),
         ({"round": 4, "tensors": None, "weight": 0.0}, "round 4 of a job of 3 rounds"),
         ({"tensors": None}, "an evaluation has no weight"),
+        ({"tensors": None, "weight": -1.0}, "an evaluation has no weight"),
         ({"tensors": None, "artifact": Artifact(sha256="0" * 64, size=9)}, "was not checked before"),
         ({"evaluations": [Evaluation(name="personal", correct=1, total=19)]}, "fewer than 20 samples"),
         ({"evaluations": [Evaluation(name="personal", correct=41, total=40)]}, "more right answers than samples"),
@@ -145,8 +146,9 @@ def test_only_an_artifact_that_was_checked_is_pushed(tmp_path: Path, signer: Cou
         bench.gate.expect(JOB, SHAPES)
         with denied("tensors that the job does not say"):
             bench.gate.approve_artifact(JOB, tensors.map_bytes({"raw": CLASSIFIER}))
-        with denied("canonical"):
-            bench.gate.approve_artifact(JOB, data + b"\xfa\x3f\x03abc")
+        for stray in (data + b"\xfa\x3f\x03abc", b"\x08\x01" + data):  # sorted after and before the canonical bytes
+            with denied("canonical"):
+                bench.gate.approve_artifact(JOB, stray)
         artifact = bench.gate.approve_artifact(JOB, data)
         header = PushRequest(header=PushHeader(session="s", job_id=JOB, artifact=artifact, offset=4))
         unknown = PushRequest(header=PushHeader(job_id=JOB, artifact=Artifact(sha256="0" * 64, size=4)))
