@@ -2,7 +2,7 @@
 
 `make mutation` runs it with cosmic-ray from an environment of its own. The tree is copied first, so the working tree
 is never changed; each part runs against the few quick test files that cover it (TARGETS). `--sample N` takes N mutants
-of each module, drawn with a fixed seed; 0 takes all. The annotations' `|` is left alone: such mutants say nothing.
+of each module, drawn with `--seed`; 0 takes all. The annotations' `|` is left alone: such mutants say nothing.
 docs/explanation/mutation-testing.md holds the scores and the survivors.
 """
 
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SEED = 50
 MUTANT_SECONDS = 60.0  # a mutant that runs longer is killed: the tests would hang
 
 FOLD = ["tests/unit/test_ring.py", "tests/unit/test_aggregator_fold.py"]
@@ -89,7 +88,7 @@ def run(arguments: Sequence[str | Path], folder: Path) -> None:
     subprocess.run([str(item) for item in arguments], cwd=folder, env=environment, check=True)
 
 
-def take_sample(session: Path, sample: int) -> int:
+def take_sample(session: Path, sample: int, seed: int) -> int:
     """Leaves `sample` mutants in the session (0: all) and returns how many there were."""
     with closing(sqlite3.connect(session)) as database, database:
         database.execute(
@@ -100,7 +99,7 @@ def take_sample(session: Path, sample: int) -> int:
         # The ids are random, so the order is that of the places.
         order = "operator_name, start_pos_row, start_pos_col, occurrence, operator_args"
         found = [row[0] for row in database.execute(f"SELECT job_id FROM mutation_specs ORDER BY {order}")]  # noqa: S608
-        keep = set(random.Random(SEED).sample(found, min(sample, len(found))) if sample else found)
+        keep = set(random.Random(seed).sample(found, min(sample, len(found))) if sample else found)
         for job in found:
             if job not in keep:
                 database.execute("DELETE FROM mutation_specs WHERE job_id = ?", (job,))
@@ -124,14 +123,14 @@ def report(session: Path) -> tuple[int, list[dict[str, Any]]]:
     ]
 
 
-def mutate(module: str, tests: list[str], cosmic_ray: Path, folder: Path, sample: int) -> dict[str, Any]:
+def mutate(module: str, tests: list[str], cosmic_ray: Path, folder: Path, sample: int, seed: int) -> dict[str, Any]:
     """Runs the mutants of one module in the copy."""
     pytest = f"{sys.executable} -m pytest -q -x -p no:cacheprovider {' '.join(tests)}"
     name = module.removeprefix("services/").replace("/", "-")
     config, session = folder / f"{name}.toml", folder / f"{name}.sqlite"
     config.write_text(CONFIG.format(module=module, timeout=MUTANT_SECONDS, command=pytest))
     run([cosmic_ray, "init", config, session], folder)
-    mutants = take_sample(session, sample)
+    mutants = take_sample(session, sample, seed)
     run([cosmic_ray, "baseline", config], folder)
     run([cosmic_ray, "exec", config, session], folder)
     tried, survivors = report(session)
@@ -142,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cosmic-ray", type=Path, required=True, help="the command, in its own environment")
     parser.add_argument("--sample", type=int, default=40, help="mutants of each module; 0 for all")
+    parser.add_argument("--seed", type=int, default=50, help="of the sample")
     parser.add_argument("--only", help="a part of a module's path")
     parser.add_argument("--json", type=Path, help="where the result goes, after each module")
     options = parser.parse_args()
@@ -152,7 +152,7 @@ def main() -> None:
         for module, tests in TARGETS.items():
             if options.only and options.only not in module:
                 continue
-            result = mutate(module, tests, options.cosmic_ray.absolute(), folder, options.sample)
+            result = mutate(module, tests, options.cosmic_ray.absolute(), folder, options.sample, options.seed)
             results.append(result)
             print(f"{module}: {result['tried'] - result['survived']} of {result['tried']} killed", flush=True)
             for survivor in result["survivors"]:

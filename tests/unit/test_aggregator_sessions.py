@@ -10,7 +10,7 @@ from sqlalchemy import select
 from aggregator.rounds import sessions
 from aggregator.rounds.records import Offer
 from aggregator.store.schema import AgentRow
-from tests.support.rounds import LEASE_MS, MODELS, World, new_world, refused
+from tests.support.rounds import ADMIN, LEASE_MS, MODELS, World, new_world, refused
 from veilfed.errors import Code
 
 
@@ -79,6 +79,11 @@ def test_a_session_is_of_one_identity(world: World) -> None:
 
 
 def test_a_sign_of_life_lengthens_the_leases_of_its_session_alone(world: World) -> None:
+    answered = world.submit(["north", "south"])
+    world.answer("north")
+    cancelled = world.submit(["north"])
+    world.change(lambda c: world.machine.cancel(c, cancelled, ADMIN))
+    ended = [world.rows(answered)["tasks"][0], *world.rows(cancelled)["tasks"]]
     job_id = world.submit(["north", "south"])
     until = world.now + LEASE_MS
     north, south = world.live["north"], world.live["south"]
@@ -88,6 +93,7 @@ def test_a_sign_of_life_lengthens_the_leases_of_its_session_alone(world: World) 
     world.run(lambda c: sessions.renew(c, north, "training", world.now + 9, LEASE_MS))
     assert leases(world, job_id) == {"north": ("leased", north, until + 9), "south": ("leased", south, until)}
     assert [agent(world, name).activity for name in ("north", "south")] == ["training", "joined"]
+    assert [world.rows(answered)["tasks"][0], *world.rows(cancelled)["tasks"]] == ended
 
 
 def test_a_later_join_frees_the_open_tasks_of_its_own_session_alone(world: World) -> None:

@@ -98,6 +98,7 @@ def test_reopening_goes_on(tmp_path: Path) -> None:
     seen: list[int] = []
     with Ledger.open(path, lambda record: seen.append(record["seq"])) as ledger:
         assert ledger.append({"kind": "note"}).records == 4
+        assert ledger.path == path
     assert seen == [1, 2, 3]
     assert [record["seq"] for record in read(path)] == [1, 2, 3, 4]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -115,10 +116,12 @@ def test_a_ledger_knows_its_past_heads(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with Ledger.open(path) as ledger:
         heads = [ledger.append({"kind": "note"}) for _ in range(3)]
-        assert all(ledger.holds(head) for head in [EMPTY, *heads])
-    with Ledger.open(path) as ledger:
-        assert all(ledger.holds(head) for head in [EMPTY, *heads])
         others = [Head(0, heads[0].sha256), Head(2, heads[0].sha256), Head(4, heads[2].sha256), Head(-1, "")]
+        others += [Head(2, "0" * 64), Head(2, "f" * 64)]
+        assert all(ledger.holds(head) for head in [EMPTY, *heads])
+        assert not any(ledger.holds(head) for head in others)
+    with Ledger.open(path) as ledger:  # it reads the file for heads before this start
+        assert all(ledger.holds(head) for head in [EMPTY, *heads])
         assert not any(ledger.holds(head) for head in others)
 
 
@@ -337,6 +340,20 @@ def test_a_receipt_of_another_identity_is_found(tmp_path: Path, signer: Counters
         receipts.append(other.fields())
     with raises(Code.LEDGER_BROKEN, "another identity"):
         verify(path)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 4])
+def test_a_record_that_is_numbered_otherwise_is_found(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "ledger"
+    write(path, 2)
+    first, second = path.read_bytes().splitlines(keepends=True)
+    record = {**json.loads(second), "seq": number}
+    del record["sha256"]
+    sha256 = hashlib.sha256(canonical(record)).hexdigest()
+    path.write_bytes(first + canonical({**record, "sha256": sha256}) + b"\n")
+    for check in (verify, Ledger.open):
+        with raises(Code.LEDGER_BROKEN, "record 2 is out of order"):
+            check(path)
 
 
 @pytest.mark.parametrize("time", [None, 5, "yesterday", "2026-01-05T09:30:00"])
