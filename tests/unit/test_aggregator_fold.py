@@ -187,7 +187,7 @@ def test_the_limits_themselves_pass() -> None:
     gate.check_parameters({"classifier": np.ones((2, 4), np.float32)}, fedot(job).shapes, job)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e5 + 1, 1e-12])
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e5 + 1, 2.0**-33])
 def test_weights_that_are_refused(weight: float) -> None:
     with pytest.raises(VeilfedError, match="weight") as caught:
         gate.check_weight(weight, True, weighted())

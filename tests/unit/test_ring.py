@@ -49,10 +49,11 @@ def test_scalars() -> None:
     assert float(ring.decode(ring.encode(np.asarray(2.5), 8), 8)) == 2.5
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31)])
-def test_out_of_range(value: float) -> None:
-    with pytest.raises(VeilfedError, match="below 2\\^31") as caught:
-        ring.encode(np.array([0.0, value]), 32)
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.0**63, -(2.0**63)])
+def test_out_of_range(value: float, bits: int) -> None:
+    with pytest.raises(VeilfedError, match=rf"below 2\^{63 - bits} .* with {bits} fraction bits") as caught:
+        ring.encode(np.array([0.0, value * 2.0**-bits]), bits)
     assert caught.value.code is Code.INPUT_INVALID
 
 
