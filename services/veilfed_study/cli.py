@@ -1,7 +1,6 @@
 """`veilfed study`: studies in one process. What computes is imported by the commands: it takes a second to load."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,28 +55,20 @@ def fedot(
     cache: options.Cache = None,
 ) -> None:
     """Leave one domain out: the N x N matrix of each method, G, P and C."""
-    from veilfed_study import runner, summary  # noqa: PLC0415
+    from veilfed_study import report as reporting  # noqa: PLC0415
     from veilfed_study.methods import named  # noqa: PLC0415
-    from veilfed_study.store import Store  # noqa: PLC0415
 
     chosen = options.seeds(seeds)
     _one_thread()
     subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
     wanted = named(methods, subject.text_tower)
-    used = _settings(settings, task)
-    with output.progress() as bars:
-        bar = bars.add_task("training", total=len(wanted) * len(chosen) * len(subject.domains))
-        results = runner.run(
-            subject,
-            wanted,
-            chosen,
-            used,
-            Store(out / "cells"),
-            lambda cell, kept: bars.update(bar, description=cell.method, advance=1),
-        )
-    document = summary.document(subject, wanted, chosen, used, results)
-    _write(json_file or out / "study.json", document)
-    output.result(None, _figures_table(document))
+    where = packages_folder or packages.default_folder()
+    with _training(len(wanted) * len(chosen) * len(subject.domains)) as told:
+        document = reporting.study(subject, wanted, chosen, _settings(settings, task), out, where, told)
+    reporting.keep(document, out)
+    if json_file is not None:
+        reporting.write_document(json_file, document)
+    _print(document)
 
 
 @app.command()
@@ -102,6 +93,7 @@ def sweep(
     cache: options.Cache = None,
 ) -> None:
     """Chooses rates, r and rounds on a validation part of the training splits; writes OUT/settings.yaml."""
+    from veilfed_study import report as reporting  # noqa: PLC0415
     from veilfed_study import sweep as sweeping  # noqa: PLC0415
     from veilfed_study.methods import METHODS, named  # noqa: PLC0415
     from veilfed_study.store import Store  # noqa: PLC0415
@@ -116,36 +108,90 @@ def sweep(
     _one_thread()
     subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
     wanted = [name for name in named(methods, subject.text_tower) if METHODS[name].rates]
-    with output.progress() as bars:
-        bar = bars.add_task("training", total=len(chosen) * sum(len(list(grid.of(method))) for method in wanted))
-        document = sweeping.sweep(
-            subject,
-            wanted,
-            chosen,
-            grid,
-            folds,
-            used,
-            Store(out / "sweep"),
-            lambda method: bars.update(bar, description=method, advance=1),
-        )
-    _write(json_file or out / "sweep.json", document)
+    with _training(len(chosen) * sum(len(list(grid.of(method))) for method in wanted)) as told:
+        document = sweeping.sweep(subject, wanted, chosen, grid, folds, used, Store(out / "sweep"), told)
+    reporting.write_document(json_file or out / "sweep.json", document)
     settings = yaml.safe_dump(sweeping.settings_of(document), sort_keys=False)
     write_atomic(out / "settings.yaml", settings.encode(), mode=0o644)
     output.result(None, f"{out / 'settings.yaml'}: {len(wanted)} methods")
 
 
-def _figures_table(document: dict[str, Any]) -> Any:
-    rows = [
-        (found["label"], *(_percent(found[name]) for name in ("G", "P", "C"))) for found in document["methods"].values()
-    ]
-    return output.table(["method", "G", "P", "C"], rows, "Accuracy, per cent: mean and standard deviation over seeds")
+@app.command()
+def scale(
+    out: options.Out,
+    task: Task = None,
+    data: Data = None,
+    fm: Model = None,
+    set_name: SetName = None,
+    institutions: Institutions = None,
+    prompts: PromptsFile = None,
+    methods: Methods = "averaging,fedot-b",
+    seeds: options.Seeds = "50,77,98",
+    clients: Annotated[str, typer.Option(help="Numbers of clients.")] = "1,5,15,35,75",
+    split: Annotated[str, typer.Option(help="How samples are divided: by-domain or dirichlet.")] = "by-domain",
+    alpha: Annotated[float, typer.Option(help="Of Dirichlet: small for clients with few classes.")] = 0.5,
+    settings: SettingsFile = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    packages_folder: options.Packages = None,
+    cache: options.Cache = None,
+) -> None:
+    """Divides all domains but one among many clients: G and P over their number."""
+    from veilfed_study import plots, tables  # noqa: PLC0415
+    from veilfed_study import report as reporting  # noqa: PLC0415
+    from veilfed_study import scale as scaling  # noqa: PLC0415
+    from veilfed_study.methods import named  # noqa: PLC0415
+    from veilfed_study.store import Store  # noqa: PLC0415
+
+    chosen, counts = options.seeds(seeds), sorted(options.numbers(clients, int, "--clients"))
+    if split not in {"by-domain", "dirichlet"}:
+        raise VeilfedError(Code.INPUT_INVALID, "--split is by-domain or dirichlet")
+    division = scaling.Division("by-domain" if split == "by-domain" else "dirichlet", alpha)
+    _one_thread()
+    subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
+    wanted = named(methods, subject.text_tower)
+    with _training(len(wanted) * len(chosen) * len(subject.domains) * len(counts)) as told:
+        document = scaling.scale(
+            subject, wanted, chosen, counts, division, _settings(settings, task), Store(out / "scale"), told
+        )
+    reporting.write_document(json_file or out / f"scale-{split}.json", document)
+    plots.write(plots.scale_curves(document), out, f"scale-{split}")
+    table = tables.clients(document)
+    output.result(None, output.table(table.columns, table.rows, table.title))
 
 
-def _percent(value: dict[str, Any]) -> str:
-    if value["mean"] is None:
-        return "-"
-    spread = "" if value["sd"] is None else f" ± {100 * value['sd']:.1f}"
-    return f"{100 * value['mean']:.1f}{spread}"
+@app.command()
+def report(
+    out: options.Out,
+    page: Annotated[Path, typer.Option(help="The page to write; its plots go to the folder `figures` beside it.")],
+    seeds: options.Seeds = "50,77,98",
+    packages_folder: options.Packages = None,
+    cache: options.Cache = None,
+) -> None:
+    """All tasks, all methods, many clients: writes the page of results."""
+    from veilfed_study import report as reporting  # noqa: PLC0415
+
+    chosen = options.seeds(seeds)
+    _one_thread()
+    where = packages_folder or packages.default_folder()
+    with _training(None) as told:
+        documents = reporting.report(chosen, out, page, where, cache or _cache(where), told)
+    for document in documents:
+        _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    from veilfed_study import tables  # noqa: PLC0415
+
+    table = tables.figures(document)
+    output.result(None, output.table(table.columns, table.rows, table.title))
+
+
+@contextmanager
+def _training(total: int | None) -> Iterator[Callable[[str], None]]:
+    """A bar that moves when it is told what was finished."""
+    with output.progress() as bars:
+        bar = bars.add_task("training", total=total)
+        yield lambda what: bars.update(bar, description=what, advance=1)
 
 
 def _one_thread() -> None:
@@ -153,10 +199,6 @@ def _one_thread() -> None:
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    write_atomic(path, (json.dumps(document, indent=1) + "\n").encode(), mode=0o644)
 
 
 def _settings(path: Path | None, task: str | None) -> "Settings":
@@ -181,7 +223,7 @@ def _subject(
     from veilfed_study import subjects  # noqa: PLC0415
 
     where = packages_folder or packages.default_folder()
-    kept = cache or where.parent / "embeddings"
+    kept = cache or _cache(where)
     if (task is None) == (data is None):
         raise VeilfedError(Code.INPUT_INVALID, "say what to study: --task NAME, or --data FOLDER --fm MODEL")
     with _embedding() as progress:
@@ -199,6 +241,10 @@ def _subject(
             prompts=read_prompts(prompts) if prompts else None,
             progress=progress,
         )
+
+
+def _cache(where: Path) -> Path:
+    return where.parent / "embeddings"
 
 
 @contextmanager

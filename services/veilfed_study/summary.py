@@ -15,7 +15,7 @@ from veilfed_study.methods import METHODS, Settings
 from veilfed_study.runner import Results
 from veilfed_study.subjects import Subject
 
-__all__ = ["document", "figures"]
+__all__ = ["document", "figures", "spread"]
 
 Matrix = NDArray[np.float64]  # without a value: NaN
 
@@ -41,9 +41,9 @@ def figures(matrices: Sequence[Matrix]) -> dict[str, Any]:
     """G, P and C of one matrix for each seed: mean, spread and the value for each seed."""
     off = ~np.eye(len(matrices[0]), dtype=bool)
     return {
-        "G": _spread([_mean(np.diagonal(matrix)) for matrix in matrices]),
-        "P": _spread([_mean(matrix[off]) for matrix in matrices]),
-        "C": _spread([_mean(matrix) for matrix in matrices]),
+        "G": spread([_mean(np.diagonal(matrix)) for matrix in matrices]),
+        "P": spread([_mean(matrix[off]) for matrix in matrices]),
+        "C": spread([_mean(matrix) for matrix in matrices]),
         "matrix": _listed(np.mean(matrices, axis=0)),
     }
 
@@ -115,7 +115,8 @@ def _mean(values: Matrix) -> float:
     return float(np.mean(values))
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation (n - 1) over the seeds, and the values; nothing where one is missing."""
     if np.isnan(values).any():
         return {"mean": None, "sd": None, "seeds": [None] * len(values)}
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None

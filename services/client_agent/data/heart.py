@@ -14,7 +14,7 @@ from client_agent.data.config import HeartConfig
 from client_agent.data.samples import Samples, check_labels, check_texts, content_group
 from veilfed.packages import PackageFile, read
 
-__all__ = ["FILE", "load", "sentence"]
+__all__ = ["FILE", "load", "records", "sentence"]
 
 FILE = PackageFile(
     "pypi",
@@ -94,13 +94,18 @@ def sentence(record: Mapping[Any, Any]) -> str:
     return ", ".join(_parts(record)) + "."
 
 
+def records(hospital: str, folder: Path) -> pd.DataFrame:
+    """The columns of a hospital as they were published, one row for each sample of `load`, in its order."""
+    table = pd.read_csv(io.BytesIO(read(FILE, folder)))
+    return table[table["dataset"] == HOSPITALS[hospital]]
+
+
 def load(config: HeartConfig, folder: Path) -> Samples:
     """The records of a hospital: `present` where any vessel is narrowed by half (num > 0), else `absent`.
 
     Equal records are a group.
     """
-    table = pd.read_csv(io.BytesIO(read(FILE, folder)))
-    table = table[table["dataset"] == HOSPITALS[config.hospital]]
+    table = records(config.hospital, folder)
     texts = [sentence(record) for record in table.to_dict("records")]
     labels = ["present" if number > 0 else "absent" for number in table["num"]]
     check_texts(texts, FILE.member)

@@ -1,0 +1,185 @@
+"""The page of results, in Markdown: every number in it comes from the documents of studies, but for the paper's own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from veilfed_study import tables
+from veilfed_study.tables import Table, percent
+
+__all__ = ["PLOTS", "page", "scale_name"]
+
+Document = Mapping[str, Any]
+
+OURS = "fedot-b"
+# Plots of each task that the page shows; their files are TASK-NAME.svg.
+PLOTS = ("accuracy", "conflict", f"matrix-{OURS}")
+
+# FEDOT (CVPR 2026), mean of FEMNIST, PACS, Office-Home, VLCS and TerraIncognita with CLIP ViT-B/32, per cent.
+PAPER = Table(
+    "the paper",
+    ["method", "G", "P", "C"],
+    [
+        ["zero-shot (CLIP)", "67.31", "-", "-"],
+        ["FedCLIP", "71.76", "77.16", "75.81"],
+        ["PromptFL", "78.01", "84.97", "83.23"],
+        ["VPT", "71.25", "83.36", "80.18"],
+        ["FedGH, on CLIP", "-", "-", "34.85"],
+        ["FedLT", "74.77", "88.43", "84.24"],
+        ["FedAdapter", "77.99", "86.93", "84.57"],
+        ["FEDOT, all global", "76.59", "84.09", "82.22"],
+        ["FEDOT, all local", "-", "84.54", "-"],
+        ["FEDOT", "76.04", "86.21", "83.65"],
+        ["FEDOT(+B)", "78.67", "88.58", "86.10"],
+    ],
+)
+
+
+def page(studies: Sequence[Document], scales: Sequence[Document], command: str, why: str) -> str:
+    """The whole page. `why` is what is said to the figures by hand; it has no numbers."""
+    parts = [
+        "# Results: FEDOT and its relatives\n\n"
+        f"Written by `{command}`; every figure below is computed by it, but for the paper's own.\n",
+        _how(studies),
+        "## What the paper claims, and what was found\n\n" + _claims(studies).markdown(),
+        why,
+        *(_task(document) for document in studies),
+        *([_scale(scales)] if scales else []),
+        "## The paper's own table\n\n"
+        "Mean of five sets of images with CLIP ViT-B/32, seeds 50, 77 and 98, per cent, from a summary of the paper. Neither those sets nor CLIP's weights were within reach here, so the figures stand "
+        "beside each other and cannot be compared; `veilfed study fedot --data DIR --fm open_clip:ViT-B-32` computes "
+        "them for whoever has both.\n\n" + PAPER.markdown(),
+    ]
+    return "\n".join(parts)
+
+
+def _how(studies: Sequence[Document]) -> str:
+    seeds = ", ".join(str(seed) for seed in studies[0]["seeds"])
+    return (
+        "One domain is held out at a time. G: the model alone on the held-out domain. P: the others on their own test "
+        "splits, each with what it keeps. C: all cells of the matrix ([studies](studies.md), [methods](methods.md)). "
+        f"Seeds {seeds}; mean ± standard deviation over them, which comes from the splits as much as from training, so "
+        "methods are compared by their difference for each seed. Rates, r and rounds of every method were chosen from "
+        "one grid on validation data ([how](studies.md)).\n"
+    )
+
+
+def difference(document: Document, one: str, other: str, figure: str) -> str:
+    """one - other for each seed, in points: mean ± standard deviation."""
+    pairs = [document["methods"][name][figure]["seeds"] for name in (one, other)]
+    gaps = 100 * (np.array(pairs[0], float) - np.array(pairs[1], float))
+    spread = f" ± {gaps.std(ddof=1):.1f}" if len(gaps) > 1 else ""
+    return f"{gaps.mean():+.1f}{spread}"
+
+
+def best(document: Document, figure: str, without: Sequence[str] = ()) -> str:
+    """The method with the largest mean."""
+    known: dict[str, float] = {
+        name: found[figure]["mean"]
+        for name, found in document["methods"].items()
+        if found[figure]["mean"] is not None and name not in without
+    }
+    return max(known, key=known.__getitem__)
+
+
+def _claims(studies: Sequence[Document]) -> Table:
+    """One row for each claim of the paper, one column for each task."""
+    rows = [
+        ["FEDOT(+B) has the highest C", *(_lead(document, "C") for document in studies)],
+        ["and the highest P", *(_lead(document, "P") for document in studies)],
+        ["and the highest G", *(_lead(document, "G") for document in studies)],
+        ["blocks help: FEDOT(+B) above FEDOT in C", *_compare(studies, "fedot", "C")],
+        ["aggregation helps: P above all-local", *_compare(studies, "all-local", "P")],
+        ["the private transform helps: P above all-global", *_compare(studies, "all-global", "P")],
+        ["and above averaging without one", *_compare(studies, "averaging", "P")],
+        ["random rows do as well as class vectors: C", *_compare(studies, "fedot-b-text", "C")],
+        ["steps conflict least with FEDOT, then FedLT, then FedAdapter", *(_order(document) for document in studies)],
+        ["FedLT's condition number", *(_condition(document) for document in studies)],
+        [
+            "an unconstrained map costs G: FEDOT above FedLT",
+            *(_pair(document, "fedot", "fedlt", "G") for document in studies),
+        ],
+    ]
+    return Table("claims", ["claim", *(document["task"] for document in studies)], rows)
+
+
+def _lead(document: Document, figure: str) -> str:
+    rival = best(document, figure, [OURS])
+    label = document["methods"][rival]["label"]
+    mine, theirs = (document["methods"][name][figure]["mean"] for name in (OURS, rival))
+    return f"{'yes' if mine > theirs else 'no'}: {difference(document, OURS, rival, figure)} against {label}"
+
+
+def _compare(studies: Sequence[Document], other: str, figure: str) -> Iterator[str]:
+    for document in studies:
+        yield _pair(document, OURS, other, figure)
+
+
+def _pair(document: Document, one: str, other: str, figure: str) -> str:
+    if not {one, other} <= document["methods"].keys():
+        return "no text tower" if other.endswith("text") else "-"
+    return difference(document, one, other, figure)
+
+
+def _order(document: Document) -> str:
+    found = {name: document["methods"][name]["conflict"]["mean"] for name in ("fedot", "fedlt", "fedadapter")}
+    values = list(found.values())
+    verdict = "yes" if values == sorted(values, reverse=True) else "no"
+    return f"{verdict}: {', '.join(f'{value:.2f}' for value in values)}"
+
+
+def _condition(document: Document) -> str:
+    found = document["methods"]["fedlt"]["condition_number"]
+    return f"mean {found['mean']:.2f}, largest {found['largest']:.2f}"
+
+
+def _task(document: Document) -> str:
+    name = document["task"]
+    domains = ", ".join(f"{domain} ({count})" for domain, count in document["domains"].items())
+    areas = (
+        " AUC: area under the ROC curve, per cent." if any("areas" in m for m in document["methods"].values()) else ""
+    )
+    leader = best(document, "C")
+    lines = [
+        f"## {name}",
+        f"{document['title'][:1].upper()}{document['title'][1:]}; {document['model']}, d = {document['dimension']}. "
+        f"Samples: {domains}. Accuracy in per cent.{areas}",
+        tables.figures(document).markdown(),
+        f"Largest C: {document['methods'][leader]['label']}, {percent(document['methods'][leader]['C'])}. "
+        f"FEDOT(+B) minus averaging, seed by seed: G {difference(document, OURS, 'averaging', 'G')}, "
+        f"P {difference(document, OURS, 'averaging', 'P')}, C {difference(document, OURS, 'averaging', 'C')}.",
+        *(f"![{name}: {plot}](figures/{name}-{plot}.svg)" for plot in PLOTS),
+        "Gradient conflict (mean cosine of two institutions' steps of w_g) and condition numbers:",
+        tables.geometry(document).markdown(),
+        "One institution in one round:",
+        tables.costs(document).markdown(),
+        "Settings, chosen on validation data:",
+        tables.settings(document).markdown(),
+    ]
+    return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
+
+
+def _scale(scales: Sequence[Document]) -> str:
+    """G and P over the number of clients."""
+    lines = [
+        "## Many clients",
+        "The samples of all domains but the one that is held out are divided among many clients, of which some take "
+        "part; G is on the held-out domain, P the mean over those that take part. Mean over held-out domains, ± "
+        "standard deviation over the seeds, per cent. More clients also bring more data.",
+    ]
+    for document in scales:
+        rounds = ", ".join(sorted({str(chosen["rounds"]) for chosen in document["settings"].values()}))
+        left_out = document["left_out"]
+        lines += [
+            f"{document['task']}, {document['split']}, {rounds} rounds"
+            + (f"; {left_out:.1f} clients with too few samples to divide left out on average" if left_out else "")
+            + ":",
+            tables.clients(document).markdown(),
+            f"![{document['task']}: clients](figures/{scale_name(document)}.svg)",
+        ]
+    return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
+
+
+def scale_name(document: Document) -> str:
+    return f"{document['task']}-scale-{document['split'].split(',')[0]}"
