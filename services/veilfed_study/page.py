@@ -46,9 +46,10 @@ def page(studies: Sequence[Document], scales: Sequence[Document], command: str, 
         why,
         *(_task(document) for document in studies),
         *([_scale(scales)] if scales else []),
-        "## The paper's own table\n\n"
-        "Mean of five sets of images with CLIP ViT-B/32, seeds 50, 77 and 98, per cent, from a summary of the paper. Neither those sets nor CLIP's weights were within reach here, so the figures stand "
-        "beside each other and cannot be compared; `veilfed study fedot --data DIR --fm open_clip:ViT-B-32` computes "
+        "## The paper's own table\n\nMean of five sets of images with CLIP ViT-B/32, seeds 50, 77 and 98, per cent, "
+        "from a summary of the paper. Neither those sets nor CLIP's weights were within reach here, so the figures "
+        "stand beside each other and cannot be compared; `veilfed study fedot --data DIR --fm open_clip:ViT-B-32` "
+        "computes them for whoever has both.\n\n"
         "them for whoever has both.\n\n" + PAPER.markdown(),
     ]
     return "\n".join(parts)
