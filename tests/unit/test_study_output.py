@@ -1,0 +1,190 @@
+"""What studies show: tables, plots, the page of results; many clients; the ridge on raw columns."""
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.studies import CLASSES, NAMES, made_up
+from veilfed.errors import Code, VeilfedError
+from veilfed_study import page, plots, tables
+from veilfed_study.methods import METHODS, MethodSettings, Settings
+from veilfed_study.report import keep
+from veilfed_study.runner import run
+from veilfed_study.scale import Division, clients_of, scale
+from veilfed_study.store import Store
+from veilfed_study.summary import document
+from veilfed_study.tabular import columns, ridge
+
+SEEDS = [50, 77]
+SUBJECT = made_up(classes=2)
+SETTINGS = Settings(
+    methods={
+        name: MethodSettings(rounds=2, strategy={"blocks": 2} if "blocks" in METHODS[name].rates else {})
+        for name in METHODS
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A study of every method."""
+    results = run(SUBJECT, list(METHODS), SEEDS, SETTINGS, Store(tmp_path_factory.mktemp("cells")))
+    return document(SUBJECT, list(METHODS), SEEDS, SETTINGS, results)
+
+
+def test_tables_have_the_figures(found: dict[str, Any]) -> None:
+    markdown = tables.figures(found).markdown()
+    mine = found["methods"]["fedot-b"]
+    line = next(line for line in markdown.splitlines() if line.startswith("| FEDOT(+B) |"))
+    assert f"{100 * mine['C']['mean']:.1f} ± {100 * mine['C']['sd']:.1f}" in line
+    assert f"{100 * mine['areas']['G']['mean']:.1f}" in line
+    assert re.search(r"\| FEDOT, all local \| - \| [\d.]+ ± [\d.]+ \| - \|", markdown)
+    matrix = tables.matrix(found, "fedot-b").markdown()
+    assert f"{100 * mine['matrix'][1][0]:.1f}" in matrix.splitlines()[3]
+    costs = tables.costs(found).markdown()
+    assert f"| FEDOT | {2 * 8} | " in costs
+
+
+def test_tables_in_latex_have_equal_rows_and_nothing_unescaped(found: dict[str, Any]) -> None:
+    for table in tables.all_tables(found).values():
+        text = table.latex()
+        rows = [line for line in text.splitlines() if line.endswith("\\\\")]
+        assert len(rows) == len(table.rows) + 1
+        assert {row.count("&") for row in rows} == {len(table.columns) - 1}
+        assert not re.search(r"(?<!\\)[_%#]", "".join(rows))
+        assert "±" not in text
+
+
+def test_a_study_is_kept_with_tables_and_plots(found: dict[str, Any], tmp_path: Path) -> None:
+    few = {**found, "methods": {name: found["methods"][name] for name in ("averaging", "all-local")}}
+    keep(few, tmp_path)
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {
+        f"{name}.{ending}"
+        for name in ("accuracy", "conflict", "matrix-averaging", "matrix-all-local")
+        for ending in ("png", "svg")
+    }
+    for path in (tmp_path / "plots").glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    shown = "".join(ET.parse(tmp_path / "plots" / "matrix-averaging.svg").getroot().itertext())  # noqa: S314  ours
+    for value in np.ravel(few["methods"]["averaging"]["matrix"]):
+        assert f"{100 * value:.1f}" in shown
+    assert (tmp_path / "tables" / "geometry.tex").exists()
+
+
+def test_equal_figures_give_equal_plots(found: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        plots.write(plots.all_plots(found)["accuracy"], tmp_path, name, ("svg",))
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_page_has_every_task_and_no_figure_that_was_not_computed(found: dict[str, Any]) -> None:
+    other = {**found, "task": "other", "methods": {k: v for k, v in found["methods"].items() if "text" not in k}}
+    text = page.page([found, other], [], "command", "## Why\n")
+    assert "## made-up" in text
+    assert "## other" in text
+    assert text.count("| FEDOT(+B) |") >= 5
+    assert "no text tower" in text
+    changed = {name: {**values, "C": shifted(values["C"])} for name, values in found["methods"].items()}
+    assert page.page([{**found, "methods": changed}], [], "command", "") != page.page([found], [], "command", "")
+
+
+def shifted(value: dict[str, Any]) -> dict[str, Any]:
+    return value if value["mean"] is None else {**value, "mean": value["mean"] / 2}
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    methods = {"one": {"C": {"seeds": [0.5, 0.7]}}, "two": {"C": {"seeds": [0.4, 0.6]}}}
+    assert page.difference({"methods": methods}, "one", "two", "C") == "+10.0 ± 0.0"
+
+
+# Many clients.
+
+
+@pytest.mark.parametrize("division", [Division("by-domain"), Division("dirichlet", 0.3)], ids=lambda made: made.split)
+def test_clients_have_every_sample_of_the_other_domains_once(division: Division) -> None:
+    clients = clients_of(SUBJECT, "two", 20, division, 50)
+    assert len(clients) == 20
+    rows = np.concatenate([client.features for client in clients.values()])
+    expected = np.concatenate([SUBJECT.domains[name].features for name in ("one", "three")])
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, expected))
+    for client in clients.values():
+        assert [CLASSES[label] for label in client.labels] == list(client.samples.labels)
+        if division.split == "by-domain":
+            assert len({group.split(":")[0] for group in client.samples.groups}) == 1
+
+
+def test_scale_gives_figures_for_each_number_of_clients(tmp_path: Path) -> None:
+    told: list[str] = []
+    arguments = (SUBJECT, ["averaging", "fedot-b"], SEEDS, [1, 4, 12], Division("by-domain"), SETTINGS)
+    found = scale(*arguments, Store(tmp_path), told.append)
+    assert len(told) == 2 * 2 * 3 * 3
+    assert found["clients"] == [1, 4, 12]
+    for rows in found["methods"].values():
+        assert len(rows) == 3
+        assert all(0 <= row[name]["mean"] <= 1 for row in rows for name in ("G", "P"))
+    assert scale(*arguments, Store(tmp_path)) == found
+    assert "| 12 |" in tables.clients(found).markdown()
+    plots.write(plots.scale_curves(found), tmp_path, "scale")
+
+
+def test_clients_with_too_few_samples_are_left_out_and_counted(tmp_path: Path) -> None:
+    """180 groups of two for 120 clients: some have one group alone, which cannot be divided."""
+    found = scale(SUBJECT, ["averaging"], [50], [120], Division("dirichlet", 0.1), SETTINGS, Store(tmp_path))
+    assert found["left_out"] > 0
+
+
+def test_more_clients_than_groups_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(VeilfedError) as caught:
+        scale(SUBJECT, ["averaging"], [50], [1000], Division("by-domain"), SETTINGS, Store(tmp_path))
+    assert caught.value.code is Code.DATA_INVALID
+
+
+# The ridge on raw columns.
+
+
+def test_ridge_is_the_solution_of_its_normal_equations() -> None:
+    rng = np.random.default_rng(3)
+    rows, positive = rng.normal(2, 3, (60, 4)), rng.random(60) < 0.4
+    z, y = (rows - rows.mean(axis=0)) / rows.std(axis=0), np.where(positive, 1.0, -1.0)
+    padded = np.vstack([z, np.sqrt(5.0) * np.eye(4)])
+    weights, *_ = np.linalg.lstsq(padded, np.concatenate([y - y.mean(), np.zeros(4)]), rcond=None)
+    np.testing.assert_allclose(ridge(rows, positive, 5.0)(rows), z @ weights + y.mean(), atol=1e-12)
+
+
+def test_missing_values_count_as_the_training_mean() -> None:
+    rng = np.random.default_rng(4)
+    rows, positive = rng.normal(0, 1, (40, 3)), rng.random(40) < 0.5
+    rows[:5, 1] = np.nan
+    rows[:, 2] = np.nan  # not measured anywhere
+    fit = ridge(rows, positive, 1.0)
+    other = np.array([[0.3, np.nan, np.nan], [0.3, np.nanmean(rows[:, 1]), 7.0]])
+    assert np.isfinite(fit(rows)).all()
+    assert fit(other)[0] == pytest.approx(fit(other)[1])
+
+
+def test_columns_of_records() -> None:
+    words = {name: ["x", "y"] for name in ("sex", "cp", "restecg", "slope", "thal")}
+    table = pd.DataFrame(
+        {
+            **{name: [1.0, 2.0] for name in ("age", "thalch", "oldpeak", "ca")},
+            "trestbps": [0.0, 120.0],
+            "chol": [200.0, 0.0],
+            "fbs": [True, None],
+            "exang": [True, False],
+            **words,
+        }
+    )
+    found = columns(table)
+    assert found.shape == (2, 6 + 6 + 7 * 2)
+    assert np.isnan(found).sum() == 2  # the zeros of blood pressure and cholesterol
+    assert found[:, 6:12].sum() == 2
+
+
+def test_names_of_the_support_are_those_of_the_domains() -> None:
+    assert tuple(SUBJECT.domains) == NAMES
