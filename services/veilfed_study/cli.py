@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 import yaml
@@ -13,9 +13,9 @@ from veilfed.cli import output
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 from veilfed_study import options
+from veilfed_study.methods import METHODS, Settings, built_in_settings, named, possible, read_settings
 
 if TYPE_CHECKING:
-    from veilfed_study.methods import Settings
     from veilfed_study.subjects import Subject
 
 __all__ = ["app"]
@@ -56,12 +56,10 @@ def fedot(
 ) -> None:
     """Leave one domain out: the N x N matrix of each method, G, P and C."""
     from veilfed_study import report as reporting  # noqa: PLC0415
-    from veilfed_study.methods import named  # noqa: PLC0415
 
-    chosen = options.seeds(seeds)
-    _one_thread()
+    chosen, asked = options.seeds(seeds), named(methods)
     subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
-    wanted = named(methods, subject.text_tower)
+    wanted = possible(asked, subject.text_tower)
     where = packages_folder or packages.default_folder()
     with _training(len(wanted) * len(chosen) * len(subject.domains)) as told:
         document = reporting.study(subject, wanted, chosen, _settings(settings, task), out, where, told)
@@ -95,7 +93,6 @@ def sweep(
     """Chooses rates, r and rounds on a validation part of the training splits; writes OUT/settings.yaml."""
     from veilfed_study import report as reporting  # noqa: PLC0415
     from veilfed_study import sweep as sweeping  # noqa: PLC0415
-    from veilfed_study.methods import METHODS, named  # noqa: PLC0415
     from veilfed_study.store import Store  # noqa: PLC0415
 
     chosen = options.seeds(seeds)
@@ -105,9 +102,9 @@ def sweep(
         options.numbers(blocks, int, "--blocks"),
         sorted(options.numbers(rounds, int, "--rounds")),
     )
-    _one_thread()
+    asked = named(methods)
     subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
-    wanted = [name for name in named(methods, subject.text_tower) if METHODS[name].rates]
+    wanted = [name for name in possible(asked, subject.text_tower) if METHODS[name].rates]
     with _training(len(chosen) * sum(len(list(grid.of(method))) for method in wanted)) as told:
         document = sweeping.sweep(subject, wanted, chosen, grid, folds, used, Store(out / "sweep"), told)
     reporting.write_document(json_file or out / "sweep.json", document)
@@ -139,16 +136,15 @@ def scale(
     from veilfed_study import plots, tables  # noqa: PLC0415
     from veilfed_study import report as reporting  # noqa: PLC0415
     from veilfed_study import scale as scaling  # noqa: PLC0415
-    from veilfed_study.methods import named  # noqa: PLC0415
     from veilfed_study.store import Store  # noqa: PLC0415
 
     chosen, counts = options.seeds(seeds), sorted(options.numbers(clients, int, "--clients"))
     if split not in {"by-domain", "dirichlet"}:
         raise VeilfedError(Code.INPUT_INVALID, "--split is by-domain or dirichlet")
     division = scaling.Division("by-domain" if split == "by-domain" else "dirichlet", alpha)
-    _one_thread()
+    asked = named(methods)
     subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)
-    wanted = named(methods, subject.text_tower)
+    wanted = possible(asked, subject.text_tower)
     with _training(len(wanted) * len(chosen) * len(subject.domains) * len(counts)) as told:
         document = scaling.scale(
             subject, wanted, chosen, counts, division, _settings(settings, task), Store(out / "scale"), told
@@ -201,9 +197,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _settings(path: Path | None, task: str | None) -> "Settings":
-    from veilfed_study.methods import Settings, built_in_settings, read_settings  # noqa: PLC0415
-
+def _settings(path: Path | None, task: str | None) -> Settings:
     if path is not None:
         return read_settings(path)
     return built_in_settings(task) if task else Settings()
@@ -219,21 +213,22 @@ def _subject(
     packages_folder: Path | None,
     cache: Path | None,
 ) -> "Subject":
+    if (task is None) == (data is None):
+        raise VeilfedError(Code.INPUT_INVALID, "say what to study: --task NAME, or --data FOLDER --fm MODEL")
+    if data is not None and fm is None:
+        raise VeilfedError(Code.INPUT_INVALID, "--data needs --fm, the model that embeds it")
     from client_agent.class_vectors import read_prompts  # noqa: PLC0415
     from veilfed_study import subjects  # noqa: PLC0415
 
+    _one_thread()
     where = packages_folder or packages.default_folder()
     kept = cache or _cache(where)
-    if (task is None) == (data is None):
-        raise VeilfedError(Code.INPUT_INVALID, "say what to study: --task NAME, or --data FOLDER --fm MODEL")
     with _embedding() as progress:
         if task is not None:
             return subjects.of_task(task, where, kept, progress)
-        if data is None or fm is None:
-            raise VeilfedError(Code.INPUT_INVALID, "--data needs --fm, the model that embeds it")
         return subjects.of_folder(
-            data,
-            fm,
+            cast(Path, data),
+            cast(str, fm),
             where,
             kept,
             set_name=set_name,

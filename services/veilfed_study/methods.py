@@ -3,7 +3,7 @@
 A method of a study is a strategy of a job with some of its keys fixed: FEDOT and FEDOT(+B) are one strategy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,16 @@ from pydantic import Field
 from veilfed.config import Strict, read_text, validate
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["METHODS", "MethodSettings", "Settings", "StudyMethod", "built_in_settings", "named", "read_settings"]
+__all__ = [
+    "METHODS",
+    "MethodSettings",
+    "Settings",
+    "StudyMethod",
+    "built_in_settings",
+    "named",
+    "possible",
+    "read_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -73,23 +82,30 @@ class Settings(Strict):
         return self.methods.get(method, MethodSettings())
 
 
-def named(names: str, text_tower: bool) -> list[str]:
-    """The methods of a list such as "fedot,averaging", in the order of the table; "all" are all that the model allows.
+def named(names: str) -> list[str]:
+    """The methods of a list such as "fedot,averaging", in the order of the table; or of "all".
 
-    Raises VeilfedError(INPUT_INVALID) for an unknown method, or one that needs class vectors where the model makes
-    none.
+    Raises VeilfedError(INPUT_INVALID) for an unknown method.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if wanted == ["all"]:
-        return [name for name, method in METHODS.items() if text_tower or not method.class_vectors]
+        return list(METHODS)
     unknown = [name for name in wanted if name not in METHODS]
     if unknown or not wanted:
         which = f"there is no method {unknown[0]!r}" if unknown else "no method is named"
         raise VeilfedError(Code.INPUT_INVALID, which, f"Methods: all, {', '.join(METHODS)}.")
-    for name in wanted:
-        if METHODS[name].class_vectors and not text_tower:
-            raise VeilfedError(Code.INPUT_INVALID, f"{name} needs vectors of the classes, and the model reads no text")
     return [name for name in METHODS if name in wanted]
+
+
+def possible(names: Sequence[str], text_tower: bool) -> list[str]:
+    """Those of the methods that can be run: without a text tower there are no class vectors, and `all` does without.
+
+    Raises VeilfedError(INPUT_INVALID) where single methods were named and one of them cannot be run.
+    """
+    missing = [name for name in names if METHODS[name].class_vectors and not text_tower]
+    if missing and len(names) < len(METHODS):
+        raise VeilfedError(Code.INPUT_INVALID, f"{missing[0]} needs vectors of the classes; the model reads no text")
+    return [name for name in names if name not in missing]
 
 
 def read_settings(path: Path) -> Settings:

@@ -10,7 +10,7 @@ from veilfed.demo.tasks import TASKS
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 from veilfed_study import page, plots, runner, scale, subjects, summary, tables, tabular
-from veilfed_study.methods import Settings, built_in_settings, named
+from veilfed_study.methods import Settings, built_in_settings, named, possible
 from veilfed_study.store import Store
 
 __all__ = ["keep", "report", "study", "write_document"]
@@ -71,7 +71,7 @@ def report(seeds: Sequence[int], out: Path, target: Path, packages: Path, cache:
     for task in TASKS:
         subject = subjects.of_task(task, packages, cache)
         settings = built_in_settings(task)
-        methods = named("all", subject.text_tower)
+        methods = possible(named("all"), subject.text_tower)
         document = study(subject, methods, seeds, settings, _made(out / task), packages, told)
         keep(document, out / task)
         studies.append(document)

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from client_agent.data.source import Samples
 from tests.support.agents import LetterModel
 from tests.support.studies import CLASSES, NAMES, domain, made_up
+from veilfed.demo.tasks import TASKS
 from veilfed.errors import Code, VeilfedError
 from veilfed.wire.tensors import Arrays
 from veilfed_study import measures, sweep
 from veilfed_study.cells import Cell, job_of
-from veilfed_study.methods import METHODS, MethodSettings, Settings, named
+from veilfed_study.methods import METHODS, MethodSettings, Settings, built_in_settings, named, possible, read_settings
 from veilfed_study.parts import Part, fold_numbers, split_parts, validation_parts
 from veilfed_study.runner import Results, run
 from veilfed_study.simulation import last_model
 from veilfed_study.store import Store
-from veilfed_study.subjects import Subject, of_samples
+from veilfed_study.subjects import Subject, of_folder, of_samples
 from veilfed_study.summary import document
 
 SUBJECT = made_up()
@@ -260,15 +261,15 @@ def refused(code: Code, words: str) -> Any:
 
 
 def test_methods_are_named_or_refused() -> None:
-    assert named("fedot,averaging", text_tower=False) == ["averaging", "fedot"]
-    assert named("all", text_tower=True) == list(METHODS)
-    assert not [name for name in named("all", text_tower=False) if METHODS[name].class_vectors]
+    assert named("fedot, averaging") == ["averaging", "fedot"]
+    assert named("all") == possible(named("all"), text_tower=True) == list(METHODS)
+    assert not [name for name in possible(named("all"), text_tower=False) if METHODS[name].class_vectors]
     with refused(Code.INPUT_INVALID, "there is no method 'fedprox'"):
-        named("fedot,fedprox", text_tower=True)
+        named("fedot,fedprox")
     with refused(Code.INPUT_INVALID, "no method"):
-        named(",", text_tower=True)
+        named(",")
     with refused(Code.INPUT_INVALID, "zero-shot needs vectors of the classes"):
-        named("zero-shot", text_tower=False)
+        possible(["zero-shot"], text_tower=False)
 
 
 def test_blocks_that_do_not_divide_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
@@ -276,6 +277,29 @@ def test_blocks_that_do_not_divide_are_refused_before_anything_is_trained(tmp_pa
     with refused(Code.JOB_INVALID, "blocks (3) must divide dimension (8)"):
         run(SUBJECT, ["averaging", "fedot-b"], [50], bad, Store(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods: {fedprox: {rounds: 3}}", "there is no method 'fedprox'"),
+        ("methods: {fedot: {rounds: -3}}", "rounds"),
+        ("speed: 3", "speed"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    with refused(Code.INPUT_INVALID, words):
+        read_settings(path)
+
+
+def test_the_settings_of_the_tasks_fit_their_methods() -> None:
+    for task in TASKS.values():
+        subject = replace(SUBJECT, dimension=task.dimension, classes=task.classes)
+        chosen = built_in_settings(task.name)
+        for name in chosen.methods:
+            job_of(subject, name, chosen.of(name), 50, ["one"], ["two"])
 
 
 def test_an_unknown_key_is_refused_by_name() -> None:
@@ -305,6 +329,13 @@ def test_a_class_that_is_missing_at_a_domain_is_no_hindrance(tmp_path: Path) -> 
     _, found = study(tmp_path, ["fedot-b", "fedgh"], subject=subject)
     for method in found["methods"].values():
         assert np.isfinite(np.array(method["matrix"])).all()
+
+
+def test_a_folder_that_is_no_standard_set_is_refused(tmp_path: Path) -> None:
+    with refused(Code.DATA_INVALID, "PACS is expected as"):
+        of_folder(tmp_path, "vit", tmp_path, tmp_path, set_name="pacs")
+    with refused(Code.INPUT_INVALID, "there is no set 'imagenet'"):
+        of_folder(tmp_path, "vit", tmp_path, tmp_path, set_name="imagenet")
 
 
 def test_data_of_another_kind_than_the_model_are_refused(tmp_path: Path) -> None:
