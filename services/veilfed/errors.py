@@ -37,7 +37,8 @@ class Code(Enum):
     PACKAGE_MISSING = _Entry(
         grpc.StatusCode.FAILED_PRECONDITION,
         19,
-        "Install the party's extra: pip install 'veilfed[oracle]', 'veilfed[aggregator]' or 'veilfed[agent]'.",
+        "Install the party's extra: pip install 'veilfed[oracle]', 'veilfed[aggregator]', 'veilfed[agent]' or "
+        "'veilfed[study]'.",
     )
     # Identity.
     TLS_REFUSED = _Entry(grpc.StatusCode.UNAVAILABLE, 20, "Check certificate, key and bundle with `veilfed pki show`.")
