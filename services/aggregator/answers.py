@@ -6,8 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from sqlalchemy.exc import OperationalError
+
 from aggregator.engine import Engine
 from aggregator.rounds.answers import Claim, Taken
+from veilfed.errors import VeilfedError
 from veilfed.logs import get_logger
 
 __all__ = ["AnswerQueue"]
@@ -49,15 +52,18 @@ class AnswerQueue:
 
     async def _write(self) -> None:
         while self._waiting:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._now.wait(), GATHER_SECONDS)
+            if len(self._waiting) < MAX_TOGETHER:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._now.wait(), GATHER_SECONDS)
             self._now.clear()
             batch, self._waiting = self._waiting[:MAX_TOGETHER], self._waiting[MAX_TOGETHER:]
             try:
                 await self._take(batch)
             except Exception as error:
-                if len(batch) == 1:
-                    _fail(batch[0], error)
+                # A database that fails would fail them all again, each after its own wait.
+                if len(batch) == 1 or isinstance(error, VeilfedError | OperationalError):
+                    for item in batch:
+                        _fail(item, error)
                     continue
                 # The fault may be one answer's alone.
                 log.error("answers are taken one by one", answers=len(batch), exc_info=error)

@@ -90,6 +90,8 @@ class Engine:
     async def stop(self) -> None:
         """Ends the streams and the timer. What is under way is taken up at the next start."""
         self.stopping = True
+        # Updates that are being taken first: their receipts are to go before the streams end.
+        await asyncio.gather(*self._chores, return_exceptions=True)
         self.hub.close()
         tasks = [*self._folds.values(), *([self._timer] if self._timer else [])]
         for task in tasks:

@@ -75,6 +75,10 @@ def check_weight(weight: float, trains: bool, spec: JobSpec) -> None:
 
 def check_evaluations(update: Update) -> list[Evaluation]:
     """The counts: known names, each once, correct at most total. Raises VeilfedError(UPDATE_INVALID)."""
+    if len(update.evaluations) > len(EVALUATIONS):
+        raise _refuse(
+            f"evaluations: {len(update.evaluations)}; at most {len(EVALUATIONS)}, each with a name of its own"
+        )
     names = [evaluation.name for evaluation in update.evaluations]
     if any(name not in EVALUATIONS for name in names) or len(set(names)) != len(names):
         raise _refuse(f"evaluations: the names must be of {list(EVALUATIONS)}, each at most once")

@@ -81,11 +81,11 @@ class Stream:
         Raises VeilfedError when the stream was closed with one.
         """
         while not self._queue:
-            if self._error is not None:
-                raise self._error
             if self._receipts and (self._closed or self._changed.is_set()):
                 self._changed.clear()
                 return WorkResponse(receipts=self.receipts())
+            if self._error is not None:
+                raise self._error
             if self._closed:
                 return None
             self._changed.clear()

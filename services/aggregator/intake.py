@@ -163,7 +163,7 @@ class Intake:
 
 def _short(update: Update) -> bool:
     """Whether the update has no parameters, or such that are kept in the database with the rest of it."""
-    return update.WhichOneof("parameters") != "artifact" and update.tensors.ByteSize() <= ROW_BYTES
+    return update.WhichOneof("parameters") != "artifact" and update.ByteSize() <= ROW_BYTES
 
 
 def _rejection(claim: Claim, error: VeilfedError) -> WorkResponse:

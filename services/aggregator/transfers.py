@@ -71,10 +71,23 @@ class Transfers:
             raise VeilfedError(
                 Code.ARTIFACT_INVALID, f"Push: {ref.size} bytes are not the size of an update of the job"
             )
-        upload = await asyncio.to_thread(self._begin, job.id, identity.institution, ref, header.offset)
+        upload = await self._begun(job.id, identity.institution, ref, header.offset)
         if upload is None:
             return PushResponse(received=ref.size, complete=True)
         return await self._take(upload, requests)
+
+    async def _begun(self, job_id: str, institution: str, ref: Ref, offset: int) -> Upload | None:
+        """As `_begin`. What a call has begun that is cancelled meanwhile is let go."""
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, job_id, institution, ref, offset))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._let_go)
+            raise
+
+    def _let_go(self, beginning: "asyncio.Future[Upload | None]") -> None:
+        if not beginning.cancelled() and beginning.exception() is None and (upload := beginning.result()) is not None:
+            self._engine.spawn(asyncio.to_thread(self._engine.artifacts.release, upload))
 
     def _begin(self, job_id: str, institution: str, ref: Ref, offset: int) -> Upload | None:
         """An upload to go on with; None if it is whole already."""
@@ -94,8 +107,7 @@ class Transfers:
             complete = await asyncio.to_thread(upload.finish)
             return PushResponse(received=upload.received, complete=complete)
         finally:
-            # Not in a thread: what there is to write has been written.
-            self._engine.artifacts.release(upload)
+            await asyncio.to_thread(self._engine.artifacts.release, upload)
 
     def _find_model(self, connection: Connection, identity: Identity, request: FetchRequest) -> None:
         _member(self._engine.machine.job(connection, request.job_id), identity)

@@ -15,6 +15,8 @@ log = get_logger("agent.receipts")
 # A receipt that is lost with the machine meanwhile is in the aggregator's database still.
 GATHER_SECONDS = 0.5
 
+CLOSE_SECONDS = 10.0
+
 # Receipts that may wait; an aggregator that sends more than it was sent updates gets no more written down.
 MAX_WAITING = 1024
 
@@ -52,6 +54,6 @@ class Clerk:
                     log.error("receipt refused", job=receipt.job_id, code=refusal.code.name, message=refusal.message)
 
     async def close(self) -> None:
-        """Waits until everything that was taken is kept."""
+        """Waits until everything that was taken is kept, but not for ever."""
         if self._keeping is not None:
-            await self._keeping
+            await asyncio.wait({self._keeping}, timeout=CLOSE_SECONDS)

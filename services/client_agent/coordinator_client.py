@@ -125,6 +125,8 @@ class Session:
         self._send(WorkRequest(session=self._name, update=update))
 
     def _send(self, request: WorkRequest) -> None:
+        if self._closed:
+            raise VeilfedError(Code.UNREACHABLE, f"{self._address}: the session has ended")
         # A message that the gate refuses later would end the whole stream.
         self._outgoing.put_nowait(self._gate.admit_ahead(self._gate.aggregator, COORDINATOR + "Work", request))
 

@@ -131,7 +131,7 @@ def running(config: Path, log: str = "agent") -> Iterator[Process]:
         process.kill()
 
 
-async def wait_for(awaitable: Any, seconds: float = 30.0) -> Any:
+async def wait_for(awaitable: Any, seconds: float = 120.0) -> Any:
     return await asyncio.wait_for(awaitable, seconds)
 
 

@@ -103,17 +103,17 @@ class Answers(Closing):
         if others := {claim.session for claim in claims} - identities.keys():
             named = connection.execute(_SESSIONS, {"sessions": sorted(others)})
             identities |= {row.session: row.identity for row in named}
-        found: dict[str, Found | VeilfedError] = {}
+        found: set[str] = set()
         outcomes: list[Found | VeilfedError] = []
         for claim in claims:
             try:
                 task = _open_task(claim, tasks.get(claim.token), identities.get(claim.session))
-                if isinstance(found.get(claim.token), Found):
+                if claim.token in found:
                     raise _duplicate(task)
+                found.add(claim.token)
                 outcomes.append(task)
             except VeilfedError as error:
                 outcomes.append(error)
-            found.setdefault(claim.token, outcomes[-1])
         return outcomes
 
     def accept(

@@ -39,6 +39,9 @@ Sent = TypeVar("Sent", bound=Message)
 # As many rounds as the protocol can number.
 ANY_ROUND = 2**32 - 1
 
+MAX_JOB_ID = 128
+MAX_REMEMBERED = 4096
+
 # Records of these purposes reach the disk before their message leaves: the aggregator may countersign the head.
 _DURABLE = frozenset({Purpose.UPDATE, Purpose.EVALUATION, Purpose.EMBED})
 
@@ -111,6 +114,8 @@ class EgressGate:
         # What others have sent, as of this start.
         self._inputs_beside = _inputs(beside) if policy.max_embeddings is not None else 0
         self._allowed: dict[str, Allowed] = {}
+        # Receipts that were kept last.
+        self._kept: dict[SignedHead, None] = {}
         # Messages that were admitted and are not sent yet, by their id().
         self._ahead: dict[int, _Ahead] = {}
         self._lock = threading.RLock()
@@ -330,11 +335,14 @@ class EgressGate:
             try:
                 self._check_receipt(signed)
             except VeilfedError as error:
-                self._ledger.append({"kind": "receipt_refused", "job": signed.job_id[:128], "reason": error.message})
+                self._ledger.append(
+                    {"kind": "receipt_refused", "job": signed.job_id[:128], "reason": error.message[:500]}
+                )
                 outcomes.append(VeilfedError(Code.PROTOCOL_VIOLATION, error.message))
             else:
-                kept.append(signed)
                 outcomes.append(None)
+                if signed not in self._kept and signed not in kept:  # sent again, it says nothing new
+                    kept.append(signed)
         if kept:
             self._ledger.sync(max(signed.head.records for signed in kept))
             # First beside, then in the ledger: a receipt in the ledger without its copy means that the copy was cut.
@@ -343,10 +351,15 @@ class EgressGate:
             self._receipts.sync()
             for signed in kept:
                 self._ledger.append(signed.fields())
+                self._kept[signed] = None
+            while len(self._kept) > MAX_REMEMBERED:
+                del self._kept[next(iter(self._kept))]
         return outcomes
 
     def _check_receipt(self, signed: SignedHead) -> None:
         """Raises VeilfedError(LEDGER_BROKEN)."""
+        if len(signed.job_id) > MAX_JOB_ID:
+            raise VeilfedError(Code.LEDGER_BROKEN, "the receipt names no job")
         # Else a false head, once it were kept, would make a sound ledger look broken.
         if not self._ledger.holds(signed.head):
             raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger never stood at that head")
