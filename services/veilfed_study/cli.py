@@ -160,17 +160,20 @@ def report(
     out: options.Out,
     page: Annotated[Path, typer.Option(help="The page to write; its plots go to the folder `figures` beside it.")],
     seeds: options.Seeds = "50,77,98",
+    scale_seeds: Annotated[
+        str, typer.Option(help="Seeds of the study of many clients, which takes longest; none: it is left out.")
+    ] = "50",
     packages_folder: options.Packages = None,
     cache: options.Cache = None,
 ) -> None:
     """All tasks, all methods, many clients: writes the page of results."""
     from veilfed_study import report as reporting  # noqa: PLC0415
 
-    chosen = options.seeds(seeds)
+    chosen, others = options.seeds(seeds), [] if scale_seeds == "none" else options.seeds(scale_seeds)
     _one_thread()
     where = packages_folder or packages.default_folder()
     with _training(None) as told:
-        documents = reporting.report(chosen, out, page, where, cache or _cache(where), told)
+        documents = reporting.report(chosen, others, out, page, where, cache or _cache(where), told)
     for document in documents:
         _print(document)
 

@@ -65,8 +65,13 @@ def keep(document: Document, out: Path) -> None:
         plots.write(figure, folders[1], name)
 
 
-def report(seeds: Sequence[int], out: Path, target: Path, packages: Path, cache: Path, told: Told) -> list[Document]:
-    """Runs what is not finished in `out`, writes the page `target` and its plots to the folder `figures` beside it."""
+def report(
+    seeds: Sequence[int], scale_seeds: Sequence[int], out: Path, target: Path, packages: Path, cache: Path, told: Told
+) -> list[Document]:
+    """Runs what is not finished in `out`, writes the page `target` and its plots to the folder `figures` beside it.
+
+    Without seeds for it, the study of many clients, which takes longest, is left out.
+    """
     studies, scales = [], []
     for task in TASKS:
         subject = subjects.of_task(task, packages, cache)
@@ -75,8 +80,8 @@ def report(seeds: Sequence[int], out: Path, target: Path, packages: Path, cache:
         document = study(subject, methods, seeds, settings, _made(out / task), packages, told)
         keep(document, out / task)
         studies.append(document)
-        if task == SCALE_TASK:
-            scales = [_scale(subject, seeds, settings, division, out / task, told) for division in SPLITS]
+        if task == SCALE_TASK and scale_seeds:
+            scales = [_scale(subject, scale_seeds, settings, division, out / task, told) for division in SPLITS]
     _write_page(studies, scales, target)
     return studies
 
