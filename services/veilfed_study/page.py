@@ -8,7 +8,7 @@ import numpy as np
 from veilfed_study import tables
 from veilfed_study.tables import Table, percent
 
-__all__ = ["PLOTS", "page", "scale_name"]
+__all__ = ["PLOTS", "many_clients", "page", "scale_name"]
 
 Document = Mapping[str, Any]
 
@@ -45,12 +45,11 @@ def page(studies: Sequence[Document], scales: Sequence[Document], command: str, 
         "## What the paper claims, and what was found\n\n" + _claims(studies).markdown(),
         why,
         *(_task(document) for document in studies),
-        *([_scale(scales)] if scales else []),
+        *([many_clients(scales)] if scales else []),
         "## The paper's own table\n\nMean of five sets of images with CLIP ViT-B/32, seeds 50, 77 and 98, per cent, "
         "from a summary of the paper. Neither those sets nor CLIP's weights were within reach here, so the figures "
         "stand beside each other and cannot be compared; `veilfed study fedot --data DIR --fm open_clip:ViT-B-32` "
-        "computes them for whoever has both.\n\n"
-        "them for whoever has both.\n\n" + PAPER.markdown(),
+        "computes them for whoever has both.\n\n" + PAPER.markdown(),
     ]
     return "\n".join(parts)
 
@@ -61,8 +60,8 @@ def _how(studies: Sequence[Document]) -> str:
         "One domain is held out at a time. G: the model alone on the held-out domain. P: the others on their own test "
         "splits, each with what it keeps. C: all cells of the matrix ([studies](studies.md), [methods](methods.md)). "
         f"Seeds {seeds}; mean ± standard deviation over them, which comes from the splits as much as from training, so "
-        "methods are compared by their difference for each seed. Rates, r and rounds of every method were chosen from "
-        "one grid on validation data ([how](studies.md)).\n"
+        "methods are compared by their difference for each seed. Test splits took no part in the choice of settings; "
+        "where those of each task come from is written in `services/veilfed_study/settings`.\n"
     )
 
 
@@ -155,19 +154,20 @@ def _task(document: Document) -> str:
         tables.geometry(document).markdown(),
         "One institution in one round:",
         tables.costs(document).markdown(),
-        "Settings, chosen on validation data:",
+        "Settings:",
         tables.settings(document).markdown(),
     ]
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
 
 
-def _scale(scales: Sequence[Document]) -> str:
+def many_clients(scales: Sequence[Document]) -> str:
     """G and P over the number of clients."""
+    seeds = ", ".join(str(seed) for seed in scales[0]["seeds"])
     lines = [
         "## Many clients",
         "The samples of all domains but the one that is held out are divided among many clients, of which some take "
-        "part; G is on the held-out domain, P the mean over those that take part. Mean over held-out domains, ± "
-        "standard deviation over the seeds, per cent. More clients also bring more data.",
+        "part; G is on the held-out domain, P the mean over those that take part. Mean over held-out domains "
+        f"and seeds ({seeds}), per cent. More clients also bring more data.",
     ]
     for document in scales:
         rounds = ", ".join(sorted({str(chosen["rounds"]) for chosen in document["settings"].values()}))

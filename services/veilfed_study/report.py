@@ -120,7 +120,8 @@ def _write_page(studies: Sequence[Document], scales: Sequence[Document], target:
     for document in scales:
         plots.write(plots.scale_curves(document), figures, page.scale_name(document), ("svg",))
     why = files("veilfed_study").joinpath("why.md").read_text(encoding="utf-8")
-    text = page.page(studies, scales, "veilfed study report", why)
+    command = "veilfed study report" + ("" if scales else " --scale-seeds none")
+    text = page.page(studies, scales, command, why)
     write_atomic(target, text.encode(), mode=0o644)
 
 

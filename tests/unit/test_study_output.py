@@ -134,6 +134,7 @@ def test_scale_gives_figures_for_each_number_of_clients(tmp_path: Path) -> None:
         assert all(0 <= row[name]["mean"] <= 1 for row in rows for name in ("G", "P"))
     assert scale(*arguments, Store(tmp_path)) == found
     assert "| 6 |" in tables.clients(found).markdown()
+    assert "made-up, by-domain, 2 rounds" in page.many_clients([found])
     plots.write(plots.scale_curves(found), tmp_path, "scale")
 
 
