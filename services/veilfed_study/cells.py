@@ -42,9 +42,10 @@ def job_of(
     document = {
         "name": f"{subject.name}-{method}-{seed}"[:63].rstrip("-"),
         "strategy": {
+            **fixed.defaults,
+            **settings.strategy,
             "classes": list(subject.classes),
             "dimension": subject.dimension,
-            **settings.strategy,
             **fixed.strategy,
         },
         "cohort": {"train": list(train), "evaluate": list(evaluate)},

@@ -30,7 +30,7 @@ Model = Annotated[str | None, typer.Option("--fm", help="The model for --data, s
 SetName = Annotated[
     str | None, typer.Option("--set", help="What --data is: pacs, vlcs, office-home, terra-incognita or femnist.")
 ]
-Institutions = Annotated[int | None, typer.Option(help="Among how many femnist is divided.")]
+Institutions = Annotated[int | None, typer.Option(min=1, max=10_000, help="Among how many femnist is divided.")]
 PromptsFile = Annotated[Path | None, typer.Option("--prompts", help="Prompts for the classes of --data (YAML).")]
 Methods = Annotated[str, typer.Option("--methods", help="Names with commas between them, or all.")]
 SettingsFile = Annotated[
@@ -100,7 +100,7 @@ def sweep(
         options.numbers(classifier_rates, float, "--classifier-rates"),
         options.numbers(other_rates, float, "--other-rates"),
         options.numbers(blocks, int, "--blocks"),
-        sorted(options.numbers(rounds, int, "--rounds")),
+        sorted(options.counts(rounds, "--rounds")),
     )
     asked = named(methods)
     subject = _subject(task, data, fm, set_name, institutions, prompts, packages_folder, cache)

@@ -4,7 +4,7 @@ A method of a study is a strategy of a job with some of its keys fixed: FEDOT an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StudyMethod:
-    """`strategy` are the keys that make it what it is; `rates` are those that are to be chosen."""
+    """`strategy` are the keys that make it what it is; `rates` are those that are to be chosen.
+
+    `defaults` are other keys where the settings do not have them.
+    """
 
     label: str
     strategy: Mapping[str, Any]
     rates: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     class_vectors: bool = False
     trains: bool = True
     # Without aggregation a newcomer gets nothing that was learned.
@@ -42,6 +46,8 @@ class StudyMethod:
 VECTORS = {"initial": "class_vectors"}
 IDENTITY = {"name": "fedot", "transform": "identity"}
 W, X = "classifier_rate", "transform_rate"
+# With the job's own default, one block, FEDOT(+B) would be FEDOT. Eight divide the dimensions of the usual models.
+BLOCKS = {"blocks": 8}
 
 METHODS: dict[str, StudyMethod] = {
     "zero-shot": StudyMethod("zero-shot", {**IDENTITY, **VECTORS}, class_vectors=True, trains=False),
@@ -56,12 +62,12 @@ METHODS: dict[str, StudyMethod] = {
     "fedgh": StudyMethod("FedGH", {"name": "fedgh"}, (X, "header_rate")),
     "fedlt": StudyMethod("FedLT", {"name": "fedlt"}, (W, X)),
     "fedadapter": StudyMethod("FedAdapter", {"name": "fedadapter"}, (W, "adapter_rate")),
-    "all-global": StudyMethod("FEDOT, all global", {"name": "all-global"}, (W, X, "blocks")),
-    "all-local": StudyMethod("FEDOT, all local", {"name": "all-local"}, (W, X, "blocks"), generalises=False),
+    "all-global": StudyMethod("FEDOT, all global", {"name": "all-global"}, (W, X, "blocks"), BLOCKS),
+    "all-local": StudyMethod("FEDOT, all local", {"name": "all-local"}, (W, X, "blocks"), BLOCKS, generalises=False),
     "fedot": StudyMethod("FEDOT", {"name": "fedot", "blocks": 1}, (W, X)),
-    "fedot-b": StudyMethod("FEDOT(+B)", {"name": "fedot"}, (W, X, "blocks")),
+    "fedot-b": StudyMethod("FEDOT(+B)", {"name": "fedot"}, (W, X, "blocks"), BLOCKS),
     "fedot-b-text": StudyMethod(
-        "FEDOT(+B), class vectors", {"name": "fedot", **VECTORS}, (W, X, "blocks"), class_vectors=True
+        "FEDOT(+B), class vectors", {"name": "fedot", **VECTORS}, (W, X, "blocks"), BLOCKS, class_vectors=True
     ),
 }
 

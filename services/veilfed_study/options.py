@@ -8,7 +8,7 @@ import typer
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Cache", "Out", "Packages", "Seeds", "numbers", "seeds"]
+__all__ = ["Cache", "Out", "Packages", "Seeds", "counts", "numbers", "seeds"]
 
 Number = TypeVar("Number", int, float)
 
@@ -26,6 +26,14 @@ def numbers(text: str, kind: Callable[[str], Number], what: str) -> list[Number]
         found = []
     if not found or len(set(found)) != len(found):
         raise VeilfedError(Code.INPUT_INVALID, f"{what} takes distinct numbers with commas between them")
+    return found
+
+
+def counts(text: str, what: str) -> list[int]:
+    """Whole numbers from 1 on. Raises VeilfedError(INPUT_INVALID)."""
+    found = numbers(text, int, what)
+    if min(found) < 1:
+        raise VeilfedError(Code.INPUT_INVALID, f"{what} takes whole numbers from 1 on")
     return found
 
 

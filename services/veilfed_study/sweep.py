@@ -1,7 +1,7 @@
 """Chooses the rates, r and rounds of methods on a validation part of the training splits. Test rows take no part.
 
 Each institution's training split is cut into folds by group; a fold is evaluated by models that were trained on the
-others, with one domain left out at a time as in the study. Every method has the same grid.
+others, with one domain left out at a time as in the study. Every method of a sweep has the same grid.
 """
 
 import itertools

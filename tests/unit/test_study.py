@@ -19,6 +19,7 @@ from veilfed.wire.tensors import Arrays
 from veilfed_study import measures, sweep
 from veilfed_study.cells import Cell, job_of
 from veilfed_study.methods import METHODS, MethodSettings, Settings, built_in_settings, named, possible, read_settings
+from veilfed_study.options import counts
 from veilfed_study.parts import Part, fold_numbers, split_parts, validation_parts
 from veilfed_study.runner import Results, run
 from veilfed_study.simulation import last_model
@@ -270,6 +271,26 @@ def test_methods_are_named_or_refused() -> None:
         named(",")
     with refused(Code.INPUT_INVALID, "zero-shot needs vectors of the classes"):
         possible(["zero-shot"], text_tower=False)
+
+
+def test_fedot_b_has_blocks_where_the_settings_do_not_say_how_many() -> None:
+    """Else a study of other data would compare FEDOT with itself."""
+    jobs = {
+        name: job_of(SUBJECT, name, chosen, 50, ["one", "three"], ["two"]).strategy
+        for name, chosen in {"fedot": Settings().of("fedot"), "fedot-b": Settings().of("fedot-b")}.items()
+    }
+    assert {name: getattr(strategy, "blocks", None) for name, strategy in jobs.items()} == {"fedot": 1, "fedot-b": 8}
+    four = MethodSettings(strategy={"blocks": 4, "dimension": 5})
+    strategy = job_of(SUBJECT, "fedot-b", four, 50, ["one", "three"], ["two"]).strategy
+    assert getattr(strategy, "blocks", None) == 4
+    assert strategy.dimension == SUBJECT.dimension
+
+
+def test_counts_are_from_one_on() -> None:
+    assert counts("5,10", "--rounds") == [5, 10]
+    for text in ("0,3", "-5,10", "3,3", ""):
+        with refused(Code.INPUT_INVALID, "--rounds"):
+            counts(text, "--rounds")
 
 
 def test_blocks_that_do_not_divide_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
