@@ -38,13 +38,12 @@ class Transfers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def _job(self, identity: Identity, job_id: str, session: str | None = None) -> Job:
+    async def _job(self, identity: Identity, job_id: str, session: str) -> Job:
         def find(connection: Connection) -> Job:
-            if session is not None:
-                sessions.check(connection, sessions.session_digest(session), identity)
+            sessions.check(connection, sessions.session_digest(session), identity)
             job = self._engine.machine.job(connection, job_id)
             _member(job, identity)
-            if session is not None and not queries.is_running(connection, job_id):
+            if not queries.is_running(connection, job_id):
                 raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended")
             return job
 

@@ -48,15 +48,19 @@ async def done(parties: Parties, job_id: str) -> None:
     assert (kinds.count("update_taken"), kinds.count("evaluation_taken")) == (1, 1)
 
 
-@asynchronous
-async def test_an_upload_that_is_cut_goes_on_where_it_was(parties: Parties) -> None:
-    parties.link.reset()
+async def done_in_spite_of_the_cut(parties: Parties) -> None:
     mark = len(parties.agents["north"].log)
-    parties.link.cut_up_at = MODEL_BYTES * 9 // 10
     await done(parties, await parties.submit(JOB))
     assert parties.link.cuts == 1
     assert Code.UNREACHABLE.name in parties.agents["north"].log[mark:]
     assert Code.TLS_REFUSED.name not in parties.agents["north"].log[mark:]
+
+
+@asynchronous
+async def test_an_upload_that_is_cut_goes_on_where_it_was(parties: Parties) -> None:
+    parties.link.reset()
+    parties.link.cut_up_at = MODEL_BYTES * 9 // 10
+    await done_in_spite_of_the_cut(parties)
     # From the start again it would be 1.9 times the model. What was on its way at the cut is lost: some chunks.
     assert MODEL_BYTES < parties.link.up < MODEL_BYTES * 16 // 10
 
@@ -64,12 +68,8 @@ async def test_an_upload_that_is_cut_goes_on_where_it_was(parties: Parties) -> N
 @asynchronous
 async def test_a_download_that_is_cut_goes_on_where_it_was(parties: Parties) -> None:
     parties.link.reset()
-    mark = len(parties.agents["north"].log)
     parties.link.cut_down_at = MODEL_BYTES * 9 // 10
-    await done(parties, await parties.submit(JOB))
-    assert parties.link.cuts == 1
-    assert Code.UNREACHABLE.name in parties.agents["north"].log[mark:]
-    assert Code.TLS_REFUSED.name not in parties.agents["north"].log[mark:]
+    await done_in_spite_of_the_cut(parties)
     # Two models come down: that of the round, and the final one. From the start again it would be 2.9.
     assert 2 * MODEL_BYTES < parties.link.down < MODEL_BYTES * 26 // 10
 

@@ -1,6 +1,6 @@
 """How a round ends: everybody has answered, time is over, or the quorum is out of reach."""
 
-from sqlalchemy import Connection, and_, bindparam, func, select, update
+from sqlalchemy import Connection, Update, and_, bindparam, func, select, update
 
 from aggregator.rounds.book import Book, Job
 from aggregator.rounds.records import (
@@ -17,7 +17,7 @@ from aggregator.rounds.records import (
 from aggregator.store.schema import ROUNDS, TASKS, AgentRow, JobRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
-__all__ = ["Closing"]
+__all__ = ["Closing", "round_in"]
 
 
 _TALLY = (
@@ -32,15 +32,13 @@ _DROP_PARAMETERS = (
 )
 
 
-_CLOSE = (
-    update(ROUNDS)
-    .where(
-        RoundRow.job_id == bindparam("of_job"),
-        RoundRow.number == bindparam("round"),
-        RoundRow.state == RoundState.OPEN,
-    )
-    .values(state=bindparam("new_state"))
-)
+def round_in(state: RoundState) -> Update:
+    """An update of one round, of_job and round, that does nothing unless the round is in this state."""
+    key = and_(RoundRow.job_id == bindparam("of_job"), RoundRow.number == bindparam("round"))
+    return update(ROUNDS).where(key, RoundRow.state == state)
+
+
+_CLOSE = round_in(RoundState.OPEN).values(state=bindparam("new_state"))
 _INPUTS = (
     select(RoundRow.model_sha256, TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
     .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))

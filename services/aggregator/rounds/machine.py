@@ -15,6 +15,7 @@ from aggregator.artifacts import Ref
 from aggregator.rounds import sessions
 from aggregator.rounds.answers import Answers
 from aggregator.rounds.book import Job
+from aggregator.rounds.closing import round_in
 from aggregator.rounds.records import Effects, JobState, Live, Offer, RoundState, TaskState
 from aggregator.store.schema import JOBS, ROUNDS, TASKS, JobRow, RoundRow
 from veilfed.errors import Code, VeilfedError
@@ -26,14 +27,8 @@ __all__ = ["Machine"]
 # Made once, as in aggregator.rounds.answers.
 _NEW_TASKS = insert(TASKS)
 _NEW_ROUND = insert(ROUNDS)
-_PUBLISH = (
-    update(ROUNDS)
-    .where(
-        RoundRow.job_id == bindparam("of_job"),
-        RoundRow.number == bindparam("round"),
-        RoundRow.state == RoundState.FOLDING,
-    )
-    .values(state=RoundState.PUBLISHED, published_sha256=bindparam("published_sha256"))
+_PUBLISH = round_in(RoundState.FOLDING).values(
+    state=RoundState.PUBLISHED, published_sha256=bindparam("published_sha256")
 )
 _COUNT_PUBLISHED = (
     update(JOBS).where(JobRow.id == bindparam("of_job")).values(rounds_published=bindparam("rounds_published"))
