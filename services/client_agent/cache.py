@@ -1,9 +1,11 @@
 """Embeddings on disk, so that the foundation model sees each sample once.
 
     FOLDER/VERSION-MODALITY.cache
+    FOLDER/VERSION-MODALITY-PROMPTS.cache
 
-One file for each version of the oracle's model (which covers weights and preprocessing) and modality, with records of
-equal size that are only ever appended:
+One file for each version of the oracle's model (which covers weights and preprocessing), modality and, by their digest,
+prompt tokens, with records of equal size that are only ever appended. Prompts change with each training, so of the
+files with prompts those that were used last are kept.
 
     header  8 bytes magic, 4 bytes d, 4 bytes CRC-32 of both
     record  32 bytes SHA-256 of the input, d float32, 4 bytes CRC-32 of both; everything little-endian
@@ -30,13 +32,15 @@ from numpy.typing import NDArray
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 
-__all__ = ["EmbeddingCache", "key_of"]
+__all__ = ["EmbeddingCache", "key_of", "prompts_digest"]
 
 log = get_logger("agent.cache")
 
 MAGIC = b"vfcache1"
 HEADER_BYTES = 16
 KEY_BYTES = 32
+# Files with prompts that are kept of one model: of a few jobs, their clients' own and mean prompts.
+MAX_PROMPTED = 8
 
 Float = NDArray[np.float32]
 Inputs = Sequence[str] | Sequence[bytes]
@@ -47,6 +51,12 @@ def key_of(value: str | bytes) -> bytes:
     return hashlib.sha256(value.encode() if isinstance(value, str) else value).digest()
 
 
+def prompts_digest(prompts: Float) -> str:
+    """SHA-256 of prompt tokens float32 [M, D], shape and elements, lower-case hexadecimal."""
+    shape = np.array(prompts.shape, "<u4").tobytes()
+    return hashlib.sha256(shape + np.ascontiguousarray(prompts, "<f4").tobytes()).hexdigest()
+
+
 def _header(dimension: int) -> bytes:
     body = MAGIC + dimension.to_bytes(4, "little")
     return body + zlib.crc32(body).to_bytes(4, "little")
@@ -55,15 +65,24 @@ def _header(dimension: int) -> bytes:
 class EmbeddingCache:
     """The embeddings [d] of one model version. Several processes may use one file; a process needs one object of it."""
 
-    def __init__(self, folder: Path, version: str, modality: Literal["text", "image"], dimension: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        version: str,
+        modality: Literal["text", "image"],
+        dimension: int,
+        prompts: Float | None = None,
+    ) -> None:
         """Opens the file, or makes it. A file that is no cache of this dimension is started anew.
 
-        `version` comes from the oracle and becomes a file name: it must be lower-case hexadecimal.
-        Raises VeilfedError: PROTOCOL_VIOLATION for another version or dimension < 1, FILE_UNUSABLE.
+        `prompts` [M, D] are those that the embeddings are made with. `version` comes from the oracle and becomes a
+        file name: it must be lower-case hexadecimal. Raises VeilfedError: PROTOCOL_VIOLATION for another version or
+        dimension < 1, FILE_UNUSABLE.
         """
         if not re.fullmatch(r"[0-9a-f]{1,128}", version) or not 1 <= dimension < 1 << 32:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle's model card has no usable version or dimension")
-        self.path = folder / f"{version}-{modality}.cache"
+        digest = "" if prompts is None else f"-{prompts_digest(prompts)}"
+        self.path = folder / f"{version}-{modality}{digest}.cache"
         self.dimension = dimension
         self._record = np.dtype([("key", f"V{KEY_BYTES}"), ("vector", "<f4", (dimension,)), ("checksum", "<u4")])
         self._positions: dict[bytes, int] = {}  # key -> number of its last record
@@ -73,6 +92,9 @@ class EmbeddingCache:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             with self._translated():
+                if prompts is not None:
+                    os.utime(self._file)
+                    _drop_oldest(folder, f"{version}-{modality}-")
                 self._start()
                 self._index()
         except BaseException:
@@ -178,7 +200,9 @@ class EmbeddingCache:
             self._known = 0
         if not count:
             return
-        records = np.memmap(self.path, self._record, "r", HEADER_BYTES, (count,))
+        # Not by its name: it may have been dropped for newer ones meanwhile, and is then used to the end.
+        with open(self._file, "rb", closefd=False) as file:
+            records = np.memmap(file, self._record, "r", HEADER_BYTES, (count,))
         keys = np.ascontiguousarray(records["key"][self._known :]).tobytes()
         for number in range(count - self._known):
             self._positions[keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]] = self._known + number
@@ -204,3 +228,10 @@ def _write(file: int, data: bytes, position: int) -> None:
     while view:
         written = os.pwrite(file, view, position)
         view, position = view[written:], position + written
+
+
+def _drop_oldest(folder: Path, prefix: str) -> None:
+    """Removes the files with prompts that were used longest ago. Who has one open goes on with it."""
+    found = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(folder) if entry.name.startswith(prefix)]
+    for _, path in sorted(found)[:-MAX_PROMPTED]:
+        Path(path).unlink(missing_ok=True)

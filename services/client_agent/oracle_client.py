@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ from veilfed.v1.oracle_pb2 import (
     DescribeRequest,
     DescribeResponse,
     EmbedRequest,
-    EmbedResponse,
     Images,
+    PromptGradientRequest,
     Texts,
 )
 from veilfed.v1.oracle_pb2_grpc import OracleStub
-from veilfed.wire.tensors import from_tensor
+from veilfed.v1.tensor_pb2 import Tensor
+from veilfed.wire.tensors import from_tensor, to_tensor
 
 if TYPE_CHECKING:
     from veilfed.v1.oracle_pb2_grpc import OracleAsyncStub
@@ -37,6 +38,7 @@ __all__ = ["Batch", "Inputs", "OracleClient", "connect_oracle", "zone_roots"]
 
 Inputs = Sequence[str] | Sequence[bytes]
 Float = NDArray[np.float32]
+Labels = NDArray[np.int64]
 # Indices of inputs, and their embeddings [n, d].
 Batch = tuple[NDArray[np.intp], Float]
 
@@ -76,57 +78,101 @@ class OracleClient:
         if self.card.modality != MODALITIES[modality] and not (modality == "text" and self.card.text_tower):
             raise VeilfedError(Code.INPUT_INVALID, f"the oracle's model {self.card.model} does not embed {modality}s")
 
-    async def embed(self, modality: Literal["text", "image"], inputs: Inputs) -> AsyncGenerator[Batch, None]:
+    def check_prompts(self, width: int, *, gradients: bool) -> None:
+        """Raises VeilfedError(INPUT_INVALID) when the oracle takes no prompts of this width, or gives no gradients."""
+        found = self.card.prompt_width
+        if found != width:
+            takes = f"takes prompt tokens of width {found}, not {width}" if found else "takes no prompt tokens"
+            raise VeilfedError(Code.INPUT_INVALID, f"the oracle's model {self.card.model} {takes}")
+        if gradients and not self.card.prompt_gradients:
+            raise VeilfedError(
+                Code.INPUT_INVALID,
+                "the oracle gives no gradients with respect to prompts",
+                "Submit a job that tunes forward-only, or ask the model's owner for `prompts: gradients`.",
+            )
+
+    async def embed(
+        self, modality: Literal["text", "image"], inputs: Inputs, prompts: Float | None = None
+    ) -> AsyncGenerator[Batch, None]:
         """(indices into `inputs`, embeddings float32 [n, d]) batch by batch, each input once, in any order.
 
-        Raises VeilfedError: what the oracle or the gate said, DATA_INVALID for an input that no request can hold,
-        PROTOCOL_VIOLATION for an answer that does not fit its request.
+        `prompts` are prompt tokens [M, D] for all inputs. Raises VeilfedError: what the oracle or the gate said,
+        DATA_INVALID for an input that no request can hold, PROTOCOL_VIOLATION for an answer that does not fit its
+        request.
         """
         self.check_modality(modality)
-        batches = list(_batches(inputs, self._most_inputs(), self._request_bytes()))
+        given = None if prompts is None else to_tensor(prompts)
+        batches = list(_batches(inputs, self._most_inputs(), self._request_bytes(given)))
         slots = asyncio.Semaphore(IN_FLIGHT)
 
         async def requests() -> AsyncIterator[EmbedRequest]:
             for number, batch in enumerate(batches):
                 await slots.acquire()
-                yield _request(number, modality, [inputs[index] for index in batch])
+                yield EmbedRequest(batch=number, prompts=given, **_field(modality, inputs, batch))
 
         with translated(self._credentials, self._address):
             answered = 0
             async for response in moving(self._stub.Embed(requests()), "the oracle's answers", self._answer_seconds):
                 if answered == len(batches):
                     raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle sent more answers than it was asked for")
-                yield batches[answered], self._embeddings(response, answered, len(batches[answered]))
+                count = len(batches[answered])
+                if response.batch != answered:
+                    raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle's answer does not fit batch {answered}")
+                yield batches[answered], _floats(response.embeddings, (count, self.card.dimension))
                 answered += 1
                 slots.release()
             if answered < len(batches):
                 raise VeilfedError(Code.UNREACHABLE, f"{self._address}: the oracle ended the stream early")
+
+    async def prompt_gradient(
+        self, modality: Literal["text", "image"], inputs: Inputs, prompts: Float, head: Float, labels: Labels
+    ) -> tuple[NDArray[np.float64], Float]:
+        """(gradient [M, D], embeddings [n, d]) as PromptGradientResponse says, over all inputs.
+
+        The inputs travel in as many requests as they need, one after the other, as the oracle computes them; their
+        order, and that of the sum, depends on the inputs alone. Raises VeilfedError: what the oracle or the gate said,
+        DATA_INVALID for an input that no request can hold, PROTOCOL_VIOLATION.
+        """
+        self.check_modality(modality)
+        given, classifier = to_tensor(prompts), to_tensor(head)
+        total = np.zeros(prompts.shape)
+        embeddings = np.empty((len(inputs), self.card.dimension), np.float32)
+        for batch in _batches(inputs, self._most_inputs(), self._request_bytes(given, classifier)):
+            request = PromptGradientRequest(
+                prompts=given, head=classifier, labels=labels[batch].tolist(), **_field(modality, inputs, batch)
+            )
+            with translated(self._credentials, self._address):
+                answer = await self._stub.PromptGradient(request, timeout=self._answer_seconds)
+            total += _floats(answer.gradient, prompts.shape)
+            embeddings[batch] = _floats(answer.embeddings, (len(batch), self.card.dimension))
+        return total, embeddings
 
     def _most_inputs(self) -> int:
         """Most inputs in one request: its answer must fit into a message, too."""
         fitting = (protocol.MAX_MESSAGE_BYTES - REQUEST_OVERHEAD) // (4 * self.card.dimension)
         return max(1, min(self.card.max_batch, fitting))
 
-    def _request_bytes(self) -> int:
-        """Most bytes of inputs in one request."""
+    def _request_bytes(self, *beside: Tensor | None) -> int:
+        """Most bytes of inputs in one request that has these tensors in it."""
         limit = min(self.card.max_request_bytes or protocol.MAX_MESSAGE_BYTES, protocol.MAX_MESSAGE_BYTES)
-        return int(limit) - REQUEST_OVERHEAD
-
-    def _embeddings(self, response: EmbedResponse, number: int, count: int) -> Float:
-        embeddings = from_tensor(response.embeddings)
-        shape = (count, self.card.dimension)
-        if response.batch != number or embeddings.shape != shape or embeddings.dtype != np.float32:
-            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle's answer does not fit batch {number}")
-        found: Float = embeddings.astype(np.float32, copy=False)
-        if not np.isfinite(found).all():
-            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle's answer to batch {number} is not finite")
-        return found
+        return int(limit) - REQUEST_OVERHEAD - sum(len(tensor.data) for tensor in beside if tensor is not None)
 
 
-def _request(number: int, modality: str, values: list[str | bytes]) -> EmbedRequest:
-    if modality == "text":
-        return EmbedRequest(batch=number, texts=Texts(values=values))  # type: ignore[arg-type]
-    return EmbedRequest(batch=number, images=Images(values=values))  # type: ignore[arg-type]
+def _floats(tensor: Tensor, shape: tuple[int, ...]) -> Float:
+    """An answer's array, which must be float32 of this shape, and finite. Raises VeilfedError(PROTOCOL_VIOLATION)."""
+    array = from_tensor(tensor)
+    if array.shape != shape or array.dtype != np.float32:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle's answer is not float32 {list(shape)}")
+    found: Float = array.astype(np.float32, copy=False)
+    if not np.isfinite(found).all():
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle's answer is not finite")
+    return found
+
+
+def _field(modality: str, inputs: Inputs, batch: NDArray[np.intp]) -> dict[str, Any]:
+    """The inputs of one request, by the name of their field."""
+    values: Any = [inputs[index] for index in batch]
+    return {"texts": Texts(values=values)} if modality == "text" else {"images": Images(values=values)}
 
 
 def _batches(inputs: Inputs, most: int, most_bytes: int) -> Iterator[NDArray[np.intp]]:

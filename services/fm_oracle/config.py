@@ -50,6 +50,9 @@ class OracleConfig(Strict):
     read_ahead: int = Field(default=4, ge=1, le=64)
     # Streams of one institution at a time.
     max_streams: int = Field(default=16, ge=1, le=1024)
+    # What a client may do with prompt tokens, where the model takes them: nothing, have inputs embedded with them, or
+    # also have gradients with respect to them.
+    prompts: Literal["off", "forward", "gradients"] = "forward"
     # Threads of the model's arithmetic.
     threads: int = Field(default=1, ge=1, le=256)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

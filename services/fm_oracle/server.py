@@ -49,7 +49,7 @@ async def service(
         batcher = Batcher(
             model.forward, arithmetic, max_batch=config.max_batch, wait_seconds=config.batch_wait_ms / 1000
         )
-        streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams, stall_seconds)
+        streams = StreamLimits(config.max_batch, config.read_ahead, config.max_streams, stall_seconds, config.prompts)
         oracle = OracleService(model, gate, batcher, preparer, arithmetic, streams)
         try:
             yield oracle

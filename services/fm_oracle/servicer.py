@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import grpc
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from fm_oracle.embed.batcher import Batcher
 from fm_oracle.gate import Charge, ReleaseGate
 from fm_oracle.models.base import Model
+from fm_oracle.requests import FIELDS, check_labels, read_head, read_inputs, read_prompts
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
@@ -27,6 +29,8 @@ from veilfed.v1.oracle_pb2 import (
     DescribeResponse,
     EmbedRequest,
     EmbedResponse,
+    PromptGradientRequest,
+    PromptGradientResponse,
 )
 from veilfed.v1.oracle_pb2_grpc import OracleServicer
 from veilfed.wire.tensors import to_tensor
@@ -36,8 +40,9 @@ __all__ = ["OracleService", "StreamLimits"]
 log = get_logger("oracle.service")
 
 MODALITIES = {"text": MODALITY_TEXT, "image": MODALITY_IMAGE}
-FIELDS = {"text": "texts", "image": "images"}  # of EmbedRequest.inputs
+Float = NDArray[np.float32]
 
+Result = TypeVar("Result")
 
 # Work under way, in the order of the requests; None when there are no more.
 _Answers = asyncio.Queue["asyncio.Future[EmbedResponse] | None"]
@@ -51,6 +56,7 @@ class StreamLimits:
     read_ahead: int = 4
     max_streams: int = 16
     stall_seconds: float = STALL_SECONDS
+    prompts: Literal["off", "forward", "gradients"] = "forward"
 
 
 class OracleService(OracleServicer):
@@ -105,7 +111,14 @@ class OracleService(OracleServicer):
             max_request_bytes=protocol.MAX_MESSAGE_BYTES,
             quota_left=await asyncio.to_thread(self._gate.left, peer().institution),
             text_tower=card.text_tower,
+            prompt_width=self._prompt_width,
+            prompt_gradients=bool(self._prompt_width) and self._limits.prompts == "gradients",
         )
+
+    @property
+    def _prompt_width(self) -> int:
+        """Width of the prompt tokens that are taken, 0 for none."""
+        return 0 if self._limits.prompts == "off" else self._model.card.prompt_width
 
     async def Embed(  # noqa: N802
         self,
@@ -177,50 +190,81 @@ class OracleService(OracleServicer):
             answers.put_nowait(failed)
 
     async def _answer(self, institution: str, request: EmbedRequest, turn: asyncio.Lock) -> EmbedResponse:
-        """Charges and computes one request; what was charged is given back when it fails or is cancelled."""
-        kind, inputs = self._inputs(request)
+        """Charges and computes one request."""
+        where = f"batch {request.batch}"
+        kind, inputs = read_inputs(request, where, self._model.card, self._limits.max_batch)
+        prompts = read_prompts(request.prompts, where, self._prompt_width) if request.HasField("prompts") else None
+        work = partial(self._compute, institution, kind, inputs, prompts)
+        embeddings, charge = await self._charged(institution, len(inputs), turn, work)
+        return EmbedResponse(batch=request.batch, embeddings=to_tensor(embeddings), quota_left=charge.quota_left)
+
+    async def PromptGradient(  # noqa: N802
+        self,
+        request: PromptGradientRequest,
+        context: "grpc.aio.ServicerContext[PromptGradientRequest, PromptGradientResponse]",
+    ) -> PromptGradientResponse:
+        institution, card, where = peer().institution, self._model.card, "the request"
+        if self._limits.prompts != "gradients":
+            raise VeilfedError(
+                Code.POLICY_DENIED,
+                "the model's owner does not let out gradients with respect to prompts",
+                "Tune prompts forward-only, or ask the model's owner for `prompts: gradients`.",
+            )
+        _, inputs = read_inputs(request, where, card, self._limits.max_batch)
+        prompts = read_prompts(request.prompts, where, self._prompt_width)
+        head = read_head(request.head, where, card.dimension)
+        labels = check_labels(request.labels, where, len(inputs), len(head))
+        with self._stream(institution):
+            work = partial(self._slope, institution, inputs, prompts, head, labels)
+            (gradient, embeddings), charge = await self._charged(institution, len(inputs), asyncio.Lock(), work)
+        return PromptGradientResponse(
+            gradient=to_tensor(gradient), embeddings=to_tensor(embeddings), quota_left=charge.quota_left
+        )
+
+    async def _charged(
+        self, institution: str, count: int, turn: asyncio.Lock, work: Callable[[], Awaitable[Result]]
+    ) -> tuple[Result, Charge]:
+        """Charges for `count` inputs, then does the work; what was charged is given back when it fails."""
         async with turn:  # a stream's requests are charged in their order, each when the rate allows it
-            charging = asyncio.create_task(asyncio.to_thread(self._gate.charge, institution, len(inputs)))
+            charging = asyncio.create_task(asyncio.to_thread(self._gate.charge, institution, count))
             try:
                 charge = await asyncio.shield(charging)
                 await asyncio.sleep(charge.wait_seconds)
             except BaseException:
-                await self._shielded(self._undo(institution, charging, len(inputs)))
+                await self._shielded(self._undo(institution, charging, count))
                 raise
         try:
-            embeddings = await self._compute(institution, kind, inputs)
+            return await work(), charge
         except BaseException:
-            await self._shielded(self._undo(institution, charging, len(inputs)))
+            await self._shielded(self._undo(institution, charging, count))
             raise
-        return EmbedResponse(batch=request.batch, embeddings=to_tensor(embeddings), quota_left=charge.quota_left)
 
-    def _inputs(self, request: EmbedRequest) -> tuple[str, Sequence[Any]]:
-        """The inputs of a request and their field. Raises VeilfedError(INPUT_INVALID) for the wrong kind or number."""
-        where = f"batch {request.batch}"
-        card, given = self._model.card, request.WhichOneof("inputs")
-        if given is None:
-            raise VeilfedError(Code.INPUT_INVALID, f"{where} has no inputs")
-        if given != FIELDS[card.modality] and not (given == FIELDS["text"] and card.text_tower):
-            raise VeilfedError(Code.INPUT_INVALID, f"{where} holds {given}; this oracle embeds {FIELDS[card.modality]}")
-        values: Sequence[Any] = getattr(request, given).values
-        if not 1 <= len(values) <= self._limits.max_batch:
-            raise VeilfedError(
-                Code.INPUT_INVALID,
-                f"{where} holds {len(values)} inputs; from 1 to {self._limits.max_batch} are allowed",
-            )
-        return given, values
-
-    async def _compute(self, institution: str, kind: str, inputs: Sequence[Any]) -> NDArray[np.float32]:
+    async def _compute(self, institution: str, kind: str, inputs: Sequence[Any], prompts: Float | None) -> Float:
         """Embeddings float32 [n, d], all finite."""
         loop = asyncio.get_running_loop()
-        if kind == FIELDS[self._model.card.modality]:
+        if prompts is not None:
+            # Never together with inputs of anybody else: prompts belong to these inputs alone.
+            prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
+            embeddings = await self._batcher.alone(
+                institution, partial(self._model.forward_prompted, prepared, prompts)
+            )
+        elif kind == FIELDS[self._model.card.modality]:
             prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
             embeddings = await self._batcher.embed(institution, prepared)
         else:  # a text tower: prompts for classes, so few that they need no batches over clients
             embeddings = await loop.run_in_executor(self._arithmetic, self._model.embed_texts, list(inputs))
-        if not np.isfinite(embeddings).all():
-            raise VeilfedError(Code.INTERNAL, "the model gave an embedding that is not finite")
-        return embeddings
+        return _finite(embeddings)
+
+    async def _slope(
+        self, institution: str, inputs: Sequence[Any], prompts: Float, head: Float, labels: NDArray[np.int64]
+    ) -> tuple[Float, Float]:
+        """(gradient [M, D], embeddings [n, d]), all finite."""
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
+        gradient, embeddings = await self._batcher.alone(
+            institution, partial(self._model.prompt_gradient, prepared, prompts, head, labels)
+        )
+        return _finite(gradient), _finite(embeddings)
 
     async def _undo(self, institution: str, charging: "asyncio.Task[Charge]", count: int) -> None:
         """Refunds a charge, also one that is still being written while its request was cancelled."""
@@ -245,3 +289,9 @@ class OracleService(OracleServicer):
         count = sum(answer.embeddings.shape[0] for answer in done if isinstance(answer, EmbedResponse))
         if count:
             await asyncio.to_thread(self._gate.refund, institution, count)
+
+
+def _finite(array: Float) -> Float:
+    if not np.isfinite(array).all():
+        raise VeilfedError(Code.INTERNAL, "the model gave an embedding or a gradient that is not finite")
+    return array

@@ -14,3 +14,6 @@ CHUNK_BYTES = 1024 * 1024 - 4096
 
 # Most bytes of one artifact (a whole model). Protocol Buffers end at 2 GiB, and whoever computes needs several copies.
 MAX_ARTIFACT_BYTES = 1024**3
+
+# Most prompt tokens in one request to an oracle: each makes every input longer by one token.
+MAX_PROMPTS = 64

@@ -2,7 +2,8 @@
 
 import io
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,15 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from fm_oracle.models import registry
 from fm_oracle.models.base import Card, Model
 from fm_oracle.models.encoders import ImageEncoder
 from fm_oracle.models.preprocessing import Preprocessing
+from fm_oracle.models.prompts import Pass
 from veilfed import packages
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["TinyModel", "TowersModel", "png", "published"]
+__all__ = ["PromptedModel", "TinyModel", "TowersModel", "png", "published"]
 
 
 def published(name: str) -> Path:
@@ -74,6 +77,28 @@ class TinyModel(Model[str]):
     @property
     def sizes(self) -> list[int]:
         return [len(texts) for texts in self.passes]
+
+
+class PromptedModel(TinyModel):
+    """A TinyModel with prompts of width 3: (length, letters a) + (length, 1) * (mean P0, mean of P1 P2).
+
+    `prompts` lists the mean of each pass's prompts, beside its texts in `passes`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.card = replace(self.card, prompt_width=3)
+        self.prompts: list[float] = []
+
+    def prompted(self, prepared: Sequence[NDArray[Any]], count: int) -> Iterator[Pass]:
+        def encode(prompts: Tensor) -> Tensor:
+            assert len(prompts) == count
+            self.prompts.append(float(prompts.detach().mean()))
+            h = torch.from_numpy(self.forward(prepared))
+            added = torch.stack([prompts[:, 0].mean(), (prompts[:, 1] * prompts[:, 2]).mean()])
+            return h + torch.stack([h[:, 0], torch.ones(len(h))], dim=1) * added
+
+        yield slice(None), encode
 
 
 class TowersModel(ImageEncoder):

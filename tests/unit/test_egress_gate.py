@@ -59,6 +59,9 @@ from veilfed.v1.oracle_pb2 import (
     DescribeResponse,
     EmbedRequest,
     Images,
+    PromptGradientRequest,
+    PromptGradientResponse,
+    Texts,
 )
 from veilfed.wire import tensors
 
@@ -86,6 +89,8 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
         await oracle.unary_unary(ORACLE + "Describe", serialize, DescribeResponse.FromString)(DescribeRequest())
         images = EmbedRequest(batch=2, images=Images(values=[b"png", b"jpg"]))
         assert len(await bench.work(texts(3), images, to=ORACLE_ID, own_zone=True)) == 2
+        slope = PromptGradientRequest(texts=Texts(values=["one"]), labels=[1])
+        await oracle.unary_unary(ORACLE + "PromptGradient", serialize, PromptGradientResponse.FromString)(slope)
         refusal = TaskRefusal(job_id=JOB, round=1, token="t", code="POLICY_DENIED", reason="not here")
         counts = [Evaluation(name="personal", correct=30, total=40), Evaluation(name="global", correct=20, total=40)]
         evaluation = WorkRequest(session="s", update=Update(job_id=JOB, round=2, token="t", evaluations=counts))
@@ -100,7 +105,7 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
         got = bench.server.got
         recorded = [(record["method"], record["digest"], record["bytes"]) for record in bench.records()]
         assert sorted(recorded) == sorted((name, hashlib.sha256(raw).hexdigest(), len(raw)) for name, raw in got)
-        assert bench.gate.inputs_sent == 5
+        assert bench.gate.inputs_sent == 6
         assert sum(bench.gate.bytes_out.values()) == sum(len(raw) for _, raw in got)
 
     records = run(tmp_path, signer, scenario)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client_agent.cache import EmbeddingCache
+from client_agent.cache import MAX_PROMPTED, EmbeddingCache, prompts_digest
 from veilfed.errors import Code, VeilfedError
 
 VERSION = "ab" * 32
@@ -135,3 +135,40 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(VeilfedError) as caught:
         EmbeddingCache(tmp_path / "file" / "cache", VERSION, "text", D)
     assert caught.value.code is Code.FILE_UNUSABLE
+
+
+def prompted(folder: Path, seed: int) -> EmbeddingCache:
+    return EmbeddingCache(folder, VERSION, "text", D, vectors(2, seed))
+
+
+def test_embeddings_with_prompts_are_kept_apart(tmp_path: Path, cache: EmbeddingCache) -> None:
+    cache.add(TEXTS, vectors(3))
+    folder = cache.path.parent
+    with prompted(folder, 1) as mine, prompted(folder, 2) as others:
+        mine.add(TEXTS, vectors(3, 9))
+        assert others.get(TEXTS)[1].tolist() == [0, 1, 2]
+    with prompted(folder, 1) as again:
+        assert again.get(TEXTS)[0].tobytes() == vectors(3, 9).tobytes()
+    assert cache.get(TEXTS)[0].tobytes() == vectors(3).tobytes()
+
+
+def test_the_shape_of_prompts_counts() -> None:
+    assert prompts_digest(vectors(4).reshape(2, 10)) != prompts_digest(vectors(4))
+    assert prompts_digest(vectors(4)) == prompts_digest(np.asfortranarray(vectors(4)))
+
+
+def test_of_many_prompts_those_that_were_used_last_are_kept(tmp_path: Path, cache: EmbeddingCache) -> None:
+    cache.add(TEXTS, vectors(3))
+    folder = cache.path.parent
+    first = prompted(folder, 0)
+    first.add(TEXTS, vectors(3))
+    for seed in range(1, MAX_PROMPTED + 3):
+        with prompted(folder, seed) as opened:
+            opened.add(TEXTS, vectors(3, seed))
+    assert len(list(folder.iterdir())) == MAX_PROMPTED + 1  # and the one without prompts
+    assert cache.get(TEXTS)[1].tolist() == []
+    assert prompted(folder, MAX_PROMPTED + 2).get(TEXTS)[1].tolist() == []
+    # Who still has the oldest one open goes on with it.
+    first.add(["four"], vectors(1))
+    assert first.get([*TEXTS, "four"])[1].tolist() == []
+    assert prompted(folder, 0).get(TEXTS)[1].tolist() == [0, 1, 2]

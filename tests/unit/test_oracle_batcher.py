@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -123,3 +124,41 @@ async def test_close_ends_what_waits() -> None:
         await batcher.close()
         done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 3)
     assert all(isinstance(error, asyncio.CancelledError) for error in done)
+
+
+@asynchronous
+async def test_work_of_its_own_is_a_pass_of_its_own_and_takes_one_turn() -> None:
+    model = TinyModel()
+    model.gate.clear()
+    async with running(model, max_batch=4) as batcher:
+        first = asyncio.create_task(ask(batcher, model, "z", ["z"]))
+        await settled()
+        alone = [
+            asyncio.create_task(batcher.alone("own", partial(model.passes.append, [f"own {n}"]))) for n in range(2)
+        ]
+        plain = [asyncio.create_task(ask(batcher, model, name, ["a", "aa"])) for name in ("b", "c")]
+        await settled()
+        model.gate.set()
+        await asyncio.gather(first, *alone, *plain)
+    assert model.passes == [["z"], ["own 0"], ["a", "a", "aa", "aa"], ["own 1"]]
+
+
+@asynchronous
+async def test_work_of_its_own_that_fails_or_is_given_up() -> None:
+    model = TinyModel()
+    model.gate.clear()
+    async with running(model) as batcher:
+        first = asyncio.create_task(ask(batcher, model, "z", ["z"]))
+        await settled()
+        failing = asyncio.create_task(batcher.alone("a", lambda: 1 // 0))
+        given_up = asyncio.create_task(batcher.alone("b", lambda: model.passes.append(["never"])))
+        await settled()
+        given_up.cancel()
+        await settled()
+        model.gate.set()
+        with pytest.raises(ZeroDivisionError):
+            await failing
+        assert await batcher.alone("c", lambda: 7) == 7
+        assert (await ask(batcher, model, "d", ["aa"])).tolist() == [[2, 2]]
+        await first
+    assert ["never"] not in model.passes

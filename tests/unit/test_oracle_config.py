@@ -36,7 +36,7 @@ def test_the_documented_defaults_are_the_defaults() -> None:
     rest = DOCUMENT.read_text().split("The rest, with the defaults:")[1]
     documented = dict(re.findall(r"`(\w+)` (\w+)", rest))
     assert documented == {name: str(getattr(config, name)).removesuffix(".0") for name in documented}
-    assert len(documented) == 6
+    assert len(documented) == 7
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from client_agent.egress.flow import Flow
 from client_agent.egress.policy import EgressPolicy
 from client_agent.egress.rules import Refused
+from veilfed import protocol
 from veilfed.errors import VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.v1.aggregator_pb2 import (
@@ -22,8 +23,8 @@ from veilfed.v1.aggregator_pb2 import (
     Update,
     WorkRequest,
 )
-from veilfed.v1.oracle_pb2 import EmbedRequest
-from veilfed.v1.tensor_pb2 import Artifact, DType
+from veilfed.v1.oracle_pb2 import EmbedRequest, PromptGradientRequest
+from veilfed.v1.tensor_pb2 import Artifact, DType, Tensor
 from veilfed.wire import tensors
 
 __all__ = ["Allowed", "Content", "check", "check_artifact", "describe"]
@@ -52,6 +53,7 @@ class Content:
     job: str = ""
     round: int | None = None
     inputs: int = 0
+    labels: int = 0
     tensors: Sequence[tuple[str, list[int], str]] = ()
     evaluations: int = 0
 
@@ -64,6 +66,8 @@ class Content:
             found["round"] = self.round
         if self.inputs:
             found["inputs"] = self.inputs
+        if self.labels:
+            found["labels"] = self.labels
         if self.evaluations:
             found["evaluations"] = self.evaluations
         if self.tensors:
@@ -77,8 +81,12 @@ class Content:
 
 def describe(call: Flow, message: Message) -> Content:
     """What a message carries, whether it may leave or not."""
-    if isinstance(message, EmbedRequest):
-        return Content(inputs=len(message.texts.values) + len(message.images.values))
+    if isinstance(message, EmbedRequest | PromptGradientRequest):
+        return Content(
+            inputs=len(message.texts.values) + len(message.images.values),
+            labels=len(message.labels) if isinstance(message, PromptGradientRequest) else 0,
+            tensors=[(name, list(tensor.shape), _dtype_name(tensor.dtype)) for name, tensor in _given(message).items()],
+        )
     if isinstance(message, PushRequest):
         return Content(job=message.header.job_id if message.HasField("header") else call.job)
     if isinstance(message, StatRequest | FetchRequest):
@@ -92,6 +100,14 @@ def describe(call: Flow, message: Message) -> Content:
         ]
         return Content(job=update.job_id, round=update.round, tensors=shapes, evaluations=len(update.evaluations))
     return Content()
+
+
+def _given(message: EmbedRequest | PromptGradientRequest) -> dict[str, Tensor]:
+    """The tensors of a request to the oracle: what the institution has trained."""
+    given = {"prompts": message.prompts} if message.HasField("prompts") else {}
+    if isinstance(message, PromptGradientRequest) and message.HasField("head"):
+        given["head"] = message.head
+    return given
 
 
 def _dtype_name(number: DType.ValueType) -> str:
@@ -109,8 +125,29 @@ def check(call: Flow, message: Message, allowed: Allowed | None, policy: EgressP
         _approved(allowed, message.sha256)
     elif isinstance(message, PushRequest):
         _check_push(call, message, allowed)
+    elif isinstance(message, EmbedRequest | PromptGradientRequest):
+        _check_request(call, message, policy)
     elif isinstance(message, WorkRequest) and message.HasField("update"):
         _check_update(message.update, allowed, policy)
+
+
+def _check_request(call: Flow, message: EmbedRequest | PromptGradientRequest, policy: EgressPolicy) -> None:
+    """What was trained on data, and labels, are for the own zone alone: `raw_data_to_other_zone` is about inputs."""
+    given = _given(message)
+    labels = message.labels if isinstance(message, PromptGradientRequest) else ()
+    if (given or labels) and not call.destination.own_zone:
+        raise Refused("prompts, heads and labels may go to an oracle of the own zone only")
+    for name, tensor in given.items():
+        try:
+            array = tensors.from_tensor(tensor)
+        except VeilfedError as error:
+            raise Refused(error.message) from None
+        if array.ndim != 2 or array.dtype != np.float32:
+            raise Refused(f"the tensor {name} is {_form(array)}; it must be float32 of two axes")
+        if array.size > policy.max_tensor_elements:
+            raise Refused(f"{array.size} tensor elements; the policy allows {policy.max_tensor_elements}")
+        if name == "prompts" and len(array) > protocol.MAX_PROMPTS:
+            raise Refused(f"{len(array)} prompts; at most {protocol.MAX_PROMPTS} may leave")
 
 
 def _consented(allowed: Allowed | None) -> Allowed:

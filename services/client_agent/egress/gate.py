@@ -43,7 +43,7 @@ MAX_JOB_ID = 128
 MAX_REMEMBERED = 4096
 
 # Records of these purposes reach the disk before their message leaves: the aggregator may countersign the head.
-_DURABLE = frozenset({Purpose.UPDATE, Purpose.EVALUATION, Purpose.EMBED})
+_DURABLE = frozenset({Purpose.UPDATE, Purpose.EVALUATION, Purpose.EMBED, Purpose.PROMPT_GRADIENT})
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Purpose(StrEnum):
     DOWNLOAD = "download"
     DESCRIBE = "describe"
     EMBED = "embed"
+    PROMPT_GRADIENT = "prompt_gradient"
 
 
 class EgressPolicy(Strict):

@@ -15,7 +15,7 @@ from veilfed import protocol
 from veilfed.errors import Code
 from veilfed.identity.names import Role
 from veilfed.v1.aggregator_pb2 import FetchRequest, JoinRequest, PushRequest, StatRequest, WorkRequest
-from veilfed.v1.oracle_pb2 import DescribeRequest, EmbedRequest
+from veilfed.v1.oracle_pb2 import DescribeRequest, EmbedRequest, PromptGradientRequest
 
 __all__ = ["COORDINATOR", "ORACLE", "RULES", "Refused", "Rule", "check_form", "find_rule", "role_for"]
 
@@ -51,6 +51,10 @@ _UPDATE = (
     " update.evaluations.name update.evaluations.correct update.evaluations.total"
     " update.ledger_head update.ledger_head.records update.ledger_head.sha256"
 )
+_TEXTS = " texts texts.values"
+_IMAGES = " images images.values"
+_PROMPTS = " prompts prompts.dtype prompts.shape prompts.data"
+_TASK = "head head.dtype head.shape head.data labels"
 
 # By full method name and by the set member of the message's oneof ("" where it has none).
 RULES: dict[tuple[str, str], Rule] = {
@@ -79,8 +83,14 @@ RULES: dict[tuple[str, str], Rule] = {
     (COORDINATOR + "Push", "chunk"): _rule(Role.AGGREGATOR, PushRequest, Purpose.UPLOAD, "chunk"),
     (COORDINATOR + "Fetch", ""): _rule(Role.AGGREGATOR, FetchRequest, Purpose.DOWNLOAD, "job_id sha256 offset"),
     (ORACLE + "Describe", ""): _rule(Role.ORACLE, DescribeRequest, Purpose.DESCRIBE),
-    (ORACLE + "Embed", "texts"): _rule(Role.ORACLE, EmbedRequest, Purpose.EMBED, "batch texts texts.values"),
-    (ORACLE + "Embed", "images"): _rule(Role.ORACLE, EmbedRequest, Purpose.EMBED, "batch images images.values"),
+    (ORACLE + "Embed", "texts"): _rule(Role.ORACLE, EmbedRequest, Purpose.EMBED, "batch" + _TEXTS + _PROMPTS),
+    (ORACLE + "Embed", "images"): _rule(Role.ORACLE, EmbedRequest, Purpose.EMBED, "batch" + _IMAGES + _PROMPTS),
+    (ORACLE + "PromptGradient", "texts"): _rule(
+        Role.ORACLE, PromptGradientRequest, Purpose.PROMPT_GRADIENT, _TASK + _TEXTS + _PROMPTS
+    ),
+    (ORACLE + "PromptGradient", "images"): _rule(
+        Role.ORACLE, PromptGradientRequest, Purpose.PROMPT_GRADIENT, _TASK + _IMAGES + _PROMPTS
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ __all__ = ["Batcher"]
 
 log = get_logger("oracle.batcher")
 
+Result = TypeVar("Result")
 Forward = Callable[[Sequence[NDArray[Any]]], NDArray[np.float32]]
 
 
@@ -41,11 +42,20 @@ class _Request:
             self.future.set_result(np.stack(self.rows))
 
 
+@dataclass(eq=False)
+class _Alone:
+    """Work of one client that is a pass of its own."""
+
+    work: Callable[[], Any]
+    future: "asyncio.Future[Any]"
+
+
 class Batcher:
     """Runs `forward` ([n inputs] -> [n, d]) in `executor`, over at most `max_batch` inputs at a time.
 
-    Clients take turns input by input, so one with much to do does not hold up one with little. What waits here is
-    bounded by the callers: each stream has a limited number of requests under way.
+    Clients take turns input by input, so one with much to do does not hold up one with little. What no other client's
+    inputs may go with, such as inputs with prompts, is a pass of its own and takes one turn. What waits here is bounded
+    by the callers: each stream has a limited number of requests under way.
     """
 
     def __init__(self, forward: Forward, executor: Executor, *, max_batch: int, wait_seconds: float) -> None:
@@ -53,8 +63,8 @@ class Batcher:
         self._executor = executor
         self._max_batch = max_batch
         self._wait_seconds = wait_seconds
-        self._clients: dict[str, deque[_Request]] = {}  # in the order of their turns; no empty queues
-        self._under_way: list[tuple[_Request, NDArray[Any]]] = []
+        self._clients: dict[str, deque[_Request | _Alone]] = {}  # in the order of their turns; no empty queues
+        self._computing: list[_Request | _Alone] = []
         self._waiting = 0
         self._arrived = asyncio.Event()
         self._full = asyncio.Event()
@@ -62,15 +72,25 @@ class Batcher:
 
     async def embed(self, client: str, inputs: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         """The embeddings [n, d] of n >= 1 prepared inputs. Raises what `forward` raises for these inputs."""
+        request = _Request(inputs, asyncio.get_running_loop().create_future())
+        self._add(client, request, len(inputs))
+        return await request.future
+
+    async def alone(self, client: str, work: Callable[[], Result]) -> Result:
+        """What `work` returns or raises; nothing else is computed meanwhile, and nothing together with it."""
+        request = _Alone(work, asyncio.get_running_loop().create_future())
+        self._add(client, request, self._max_batch)  # nothing can join it: no wait for more
+        result: Result = await request.future
+        return result
+
+    def _add(self, client: str, request: _Request | _Alone, count: int) -> None:
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
-        request = _Request(inputs, asyncio.get_running_loop().create_future())
         self._clients.setdefault(client, deque()).append(request)
-        self._waiting += len(inputs)
+        self._waiting += count
         self._arrived.set()
         if self._waiting >= self._max_batch:
             self._full.set()
-        return await request.future
 
     async def close(self) -> None:
         """Ends the worker; requests that wait or are under way are cancelled."""
@@ -78,7 +98,7 @@ class Batcher:
             self._worker.cancel()
             with suppress(asyncio.CancelledError):
                 await self._worker
-        for request in [*(request for request, _ in self._under_way), *itertools.chain(*self._clients.values())]:
+        for request in [*self._computing, *itertools.chain(*self._clients.values())]:
             request.future.cancel()
         self._clients.clear()
 
@@ -88,18 +108,31 @@ class Batcher:
             if self._waiting < self._max_batch and self._wait_seconds:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self._wait_seconds)
-            self._under_way = self._take()
-            if self._under_way:
-                await self._compute(self._under_way)
+            taken = self._take()
+            if isinstance(taken, _Alone):
+                self._computing = [taken]
+                await self._run(taken)
+            elif taken:
+                self._computing = [request for request, _ in taken]
+                await self._compute(taken)
 
-    def _take(self) -> list[tuple[_Request, NDArray[Any]]]:
-        """The next pass: one input of each client in turn until it is full."""
+    def _take(self) -> list[tuple[_Request, NDArray[Any]]] | _Alone:
+        """The next pass: one input of each client in turn until it is full, or what is a pass of its own."""
         turns: list[tuple[_Request, NDArray[Any]]] = []
-        while self._clients and len(turns) < self._max_batch:
-            client = next(iter(self._clients))
+        alone: _Alone | None = None
+        while self._clients and alone is None and len(turns) < self._max_batch:
+            # What is a pass of its own keeps its place until the next one.
+            fitting = (name for name, queue in self._clients.items() if not (turns and isinstance(queue[0], _Alone)))
+            client = next(fitting, None)
+            if client is None:
+                break
             queue = self._clients.pop(client)
             request = queue[0]
-            if request.future.done():  # its client is gone, or an earlier pass failed
+            if isinstance(request, _Alone):
+                queue.popleft()
+                self._waiting -= self._max_batch
+                alone = None if request.future.done() else request
+            elif request.future.done():  # its client is gone, or an earlier pass failed
                 self._waiting -= len(request.inputs) - request.taken
                 queue.popleft()
             else:
@@ -113,7 +146,18 @@ class Batcher:
             self._arrived.clear()
         if self._waiting < self._max_batch:
             self._full.clear()
-        return turns
+        return turns if alone is None else alone
+
+    async def _run(self, request: _Alone) -> None:
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, request.work)
+        except Exception as error:
+            log.warning("pass failed", error=type(error).__name__)
+            if not request.future.done():
+                request.future.set_exception(error)
+        else:
+            if not request.future.done():
+                request.future.set_result(result)
 
     async def _compute(self, turns: Sequence[tuple[_Request, NDArray[Any]]]) -> None:
         """One pass; when it fails, each request alone, so that only the guilty one is told."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fm_oracle.models import prompts as prompting
+from fm_oracle.models.prompts import Pass
 from veilfed import packages
 from veilfed.errors import Code, VeilfedError
 from veilfed.packages import PackageFile
@@ -36,6 +38,7 @@ class Card:
     max_tokens: int  # 0 if not known
     image_size: int  # side in pixels, 0 for text
     text_tower: bool = False  # whether a model of images embeds texts too, in the same space
+    prompt_width: int = 0  # D, the width of a prompt token; 0: none are taken
 
 
 class Model(ABC, Generic[Input]):
@@ -72,6 +75,32 @@ class Model(ABC, Generic[Input]):
             inputs: Any = prompts
             return self.embed(inputs)
         raise VeilfedError(Code.INPUT_INVALID, f"the model {self.card.name} reads images alone: it has no text tower")
+
+    def prompted(self, prepared: Sequence[NDArray[Any]], count: int) -> Iterator[Pass]:
+        """The passes of a forward pass with `count` prompt tokens beside those of each input.
+
+        Raises VeilfedError(INPUT_INVALID): this model takes none.
+        """
+        raise VeilfedError(Code.INPUT_INVALID, f"the model {self.card.name} takes no prompt tokens")
+
+    def forward_prompted(self, prepared: Sequence[NDArray[Any]], prompts: NDArray[np.float32]) -> NDArray[np.float32]:
+        """As `forward`, with prompt tokens [M, D]."""
+        shape = len(prepared), self.card.dimension
+        return prompting.embed(self.prompted(prepared, len(prompts)), prompts, shape)
+
+    def prompt_gradient(
+        self,
+        prepared: Sequence[NDArray[Any]],
+        prompts: NDArray[np.float32],
+        head: NDArray[np.float32],
+        labels: NDArray[np.int64],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(gradient [M, D], embeddings [n, d]) of inputs with the classes `labels` [n], rows of `head` [K, d].
+
+        The gradient with respect to the prompts of sum_i -log softmax(head h_i / ||h_i||)[labels_i].
+        """
+        shape = len(prepared), self.card.dimension
+        return prompting.gradient(self.prompted(prepared, len(prompts)), prompts, head, labels, shape)
 
 
 class Loader(Protocol):

@@ -3,7 +3,8 @@
 Post-norm transformer (Devlin et al., 2019); the embedding is the mean of the last block's tokens, padding left out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from fm_oracle.models import texts
 from fm_oracle.models.base import Attention, Card, Model, empty, freeze, read_file, version_of
+from fm_oracle.models.prompts import Pass, insert, insert_mask, remove
 from veilfed.errors import Code, VeilfedError
 from veilfed.packages import PackageFile
 
@@ -41,7 +43,8 @@ TOKENIZER = PackageFile(
 DIMENSION, HEADS, BLOCKS, HIDDEN = 384, 12, 6, 1536
 VOCABULARY, POSITIONS = 30522, 512
 NORM_EPSILON = 1e-12
-MAX_TOKENS = 256  # the length that the model was published for; longer texts are truncated
+MAX_TOKENS = 256  # the length that the model was published for; longer texts are truncated, prompts do not count
+PROMPT_SCALE = 0.5  # standard deviation of the elements of the tokens that enter the first block
 
 
 class Block(nn.Module):
@@ -89,10 +92,18 @@ class Bert(nn.Module):
         return texts.mean_tokens(x, mask)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        x = self.embed_tokens(tokens)
+        return self.pool(self._through(self.embed_tokens(tokens), mask), mask)
+
+    def forward_prompted(self, tokens: Tensor, mask: Tensor | None, prompts: Tensor) -> Tensor:
+        """With prompts [M, d] after the embedding's normalisation, which are left out of the mean."""
+        x = insert(self.embed_tokens(tokens), PROMPT_SCALE * prompts)
+        x = self._through(x, insert_mask(mask, len(prompts)))
+        return self.pool(remove(x, len(prompts)), mask)
+
+    def _through(self, x: Tensor, mask: Tensor | None) -> Tensor:
         for index in range(len(self.blocks)):
             x = self.block(index, x, mask)
-        return self.pool(x, mask)
+        return x
 
 
 def _block_weights(file: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
@@ -149,6 +160,7 @@ class MiniLM(Model[str]):
             BLOCKS,
             MAX_TOKENS,
             0,
+            prompt_width=DIMENSION,
         )
 
     @classmethod
@@ -166,3 +178,7 @@ class MiniLM(Model[str]):
 
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         return texts.forward(prepared, self.bert, DIMENSION)
+
+    def prompted(self, prepared: Sequence[NDArray[Any]], count: int) -> Iterator[Pass]:
+        for positions, tokens, mask in texts.passes(prepared, count):
+            yield positions, partial(self.bert.forward_prompted, tokens, mask)

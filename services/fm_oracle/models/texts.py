@@ -1,6 +1,6 @@
 """Texts -> token numbers, and batches of them with little padding; for all models that read text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["MAX_CHARACTERS", "check_lengths", "forward", "mean_tokens", "tokenize"]
+__all__ = ["MAX_CHARACTERS", "check_lengths", "forward", "mean_tokens", "passes", "tokenize"]
 
 MAX_CHARACTERS = 100_000  # far more than any model's tokens, and bounds the tokenizer's work
 PADDED_TOKENS = 512  # most tokens (padding included) of one pass: its activations stay in the cache
@@ -38,8 +38,19 @@ def forward(
 ) -> NDArray[np.float32]:
     """`encode` takes tokens int64 [n, t] and a mask [n, t] (None: no padding) to [n, d]; -> float32 [all, d]."""
     out = np.empty((len(prepared), dimension), dtype=np.float32)
+    for positions, tokens, mask in passes(prepared):
+        with torch.inference_mode():
+            out[positions] = encode(tokens, mask).numpy()
+    return out
+
+
+def passes(prepared: Sequence[NDArray[Any]], prompts: int = 0) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    """(positions, tokens int64 [n, t], mask bool [n, t] or None where none is padding) of texts of similar length.
+
+    `prompts` tokens will go beside those of each text.
+    """
     lengths = [len(tokens) for tokens in prepared]
-    for positions in _passes(lengths):
+    for positions in _grouped([length + prompts for length in lengths]):
         longest = lengths[positions[-1]]
         tokens = np.zeros((len(positions), longest), dtype=np.int64)
         for row, position in enumerate(positions):
@@ -47,10 +58,7 @@ def forward(
         equal = lengths[positions[0]] == longest
         # Not `tokens != 0`: a text may contain the padding token's own spelling.
         mask = np.arange(longest) < np.array([[lengths[position]] for position in positions])
-        with torch.inference_mode():
-            result = encode(torch.from_numpy(tokens), None if equal else torch.from_numpy(mask))
-        out[positions] = result.numpy()
-    return out
+        yield positions, torch.from_numpy(tokens), None if equal else torch.from_numpy(mask)
 
 
 def mean_tokens(x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -61,12 +69,12 @@ def mean_tokens(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return (x * weights).sum(dim=1) / weights.sum(dim=1)
 
 
-def _passes(lengths: Sequence[int]) -> list[list[int]]:
+def _grouped(lengths: Sequence[int]) -> list[list[int]]:
     """Groups texts of similar length, so that little padding is computed: positions of each pass."""
-    passes: list[list[int]] = []
+    groups: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lengths.__getitem__):
         # The texts come shortest first: the newest one is the longest and sets the padding of its pass.
-        if not passes or (len(passes[-1]) + 1) * lengths[position] > PADDED_TOKENS:
-            passes.append([])
-        passes[-1].append(position)
-    return passes
+        if not groups or (len(groups[-1]) + 1) * lengths[position] > PADDED_TOKENS:
+            groups.append([])
+        groups[-1].append(position)
+    return groups

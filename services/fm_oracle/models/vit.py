@@ -5,7 +5,8 @@ the class token after block 11 of 12: the last block was tuned by the package's 
 before separates classes better.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from fm_oracle.models.base import Attention, Card, Model, empty, freeze, read_file, version_of
 from fm_oracle.models.images import decode, square
+from fm_oracle.models.prompts import Pass, insert
 from veilfed.errors import Code, VeilfedError
 from veilfed.packages import PackageFile
 
@@ -38,6 +40,7 @@ IMAGE_SIZE = 112  # 8 x 8 patches and the class token: 65 tokens
 TRAINED_GRID = 37  # patches a side when the positions were learned (518 px)
 NORM_EPSILON = 1e-6
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, RGB, of values in [0, 1]
+PROMPT_SCALE = 0.12  # standard deviation of the elements of the tokens that enter the first block
 PASS = 16  # images of one pass: more is not faster on a CPU, and takes memory
 
 
@@ -95,10 +98,16 @@ class VisionTransformer(nn.Module):
         return x[:, 0]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = self.embed_tokens(pixels)
+        return self.pool(self._through(self.embed_tokens(pixels)))
+
+    def forward_prompted(self, pixels: Tensor, prompts: Tensor) -> Tensor:
+        """With prompts [M, d] between the class token and the patches."""
+        return self.pool(self._through(insert(self.embed_tokens(pixels), PROMPT_SCALE * prompts)))
+
+    def _through(self, x: Tensor) -> Tensor:
         for index in range(len(self.blocks)):
             x = self.block(index, x)
-        return self.pool(x)
+        return x
 
 
 def _tensors(data: bytes) -> dict[str, Tensor]:
@@ -191,6 +200,7 @@ class ViT(Model[bytes]):
             BLOCKS,
             tokens,
             IMAGE_SIZE,
+            prompt_width=DIMENSION,
         )
 
     @classmethod
@@ -205,8 +215,18 @@ class ViT(Model[bytes]):
 
     def forward(self, prepared: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
         out = np.empty((len(prepared), DIMENSION), dtype=np.float32)
-        for start in range(0, len(prepared), PASS):
-            pixels = np.stack(prepared[start : start + PASS])
+        for rows, pixels in self._batches(prepared):
             with torch.inference_mode():
-                out[start : start + PASS] = self.transformer(normalise(torch.from_numpy(pixels))).numpy()
+                out[rows] = self.transformer(pixels).numpy()
         return out
+
+    def prompted(self, prepared: Sequence[NDArray[Any]], count: int) -> Iterator[Pass]:
+        for rows, pixels in self._batches(prepared):
+            yield rows, partial(self.transformer.forward_prompted, pixels)
+
+    @staticmethod
+    def _batches(prepared: Sequence[NDArray[Any]]) -> Iterator[tuple[slice, Tensor]]:
+        """Normalised pixels, a few images at a time."""
+        for start in range(0, len(prepared), PASS):
+            rows = slice(start, start + PASS)
+            yield rows, normalise(torch.from_numpy(np.stack(prepared[rows])))

@@ -12,6 +12,7 @@ _EVERYONE = frozenset(Role)
 ROLES: dict[str, frozenset[Role]] = {
     "/veilfed.v1.Oracle/Describe": _AGENT,
     "/veilfed.v1.Oracle/Embed": _AGENT,
+    "/veilfed.v1.Oracle/PromptGradient": _AGENT,
     "/veilfed.v1.Coordinator/Join": _AGENT,
     "/veilfed.v1.Coordinator/Work": _AGENT,
     "/veilfed.v1.Coordinator/Stat": _AGENT,

@@ -25,27 +25,31 @@ _sym_db = _symbol_database.Default()
 from veilfed.v1 import tensor_pb2 as veilfed_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17veilfed/v1/oracle.proto\x12\nveilfed.v1\x1a\x17veilfed/v1/tensor.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x8f\x02\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x08modality\x18\x03 \x01(\x0e\x32\x14.veilfed.v1.Modality\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nimage_size\x18\x07 \x01(\r\x12\x11\n\tmax_batch\x18\x08 \x01(\r\x12\x19\n\x11max_request_bytes\x18\t \x01(\x04\x12\x17\n\nquota_left\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ntext_tower\x18\x0b \x01(\x08\x42\r\n\x0b_quota_left\"q\n\x0c\x45mbedRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\"\n\x05texts\x18\x02 \x01(\x0b\x32\x11.veilfed.v1.TextsH\x00\x12$\n\x06images\x18\x03 \x01(\x0b\x32\x12.veilfed.v1.ImagesH\x00\x42\x08\n\x06inputs\"\x17\n\x05Texts\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x18\n\x06Images\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"n\n\rEmbedResponse\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12&\n\nembeddings\x18\x02 \x01(\x0b\x32\x12.veilfed.v1.Tensor\x12\x17\n\nquota_left\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_quota_left*K\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x11\n\rMODALITY_TEXT\x10\x01\x12\x12\n\x0eMODALITY_IMAGE\x10\x02\x32\x91\x01\n\x06Oracle\x12\x45\n\x08\x44\x65scribe\x12\x1b.veilfed.v1.DescribeRequest\x1a\x1c.veilfed.v1.DescribeResponse\x12@\n\x05\x45mbed\x12\x18.veilfed.v1.EmbedRequest\x1a\x19.veilfed.v1.EmbedResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17veilfed/v1/oracle.proto\x12\nveilfed.v1\x1a\x17veilfed/v1/tensor.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xbf\x02\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x08modality\x18\x03 \x01(\x0e\x32\x14.veilfed.v1.Modality\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nimage_size\x18\x07 \x01(\r\x12\x11\n\tmax_batch\x18\x08 \x01(\r\x12\x19\n\x11max_request_bytes\x18\t \x01(\x04\x12\x17\n\nquota_left\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ntext_tower\x18\x0b \x01(\x08\x12\x14\n\x0cprompt_width\x18\x0c \x01(\r\x12\x18\n\x10prompt_gradients\x18\r \x01(\x08\x42\r\n\x0b_quota_left\"\x96\x01\n\x0c\x45mbedRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\"\n\x05texts\x18\x02 \x01(\x0b\x32\x11.veilfed.v1.TextsH\x00\x12$\n\x06images\x18\x03 \x01(\x0b\x32\x12.veilfed.v1.ImagesH\x00\x12#\n\x07prompts\x18\x04 \x01(\x0b\x32\x12.veilfed.v1.TensorB\x08\n\x06inputs\"\x17\n\x05Texts\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x18\n\x06Images\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"n\n\rEmbedResponse\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12&\n\nembeddings\x18\x02 \x01(\x0b\x32\x12.veilfed.v1.Tensor\x12\x17\n\nquota_left\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_quota_left\"\xc2\x01\n\x15PromptGradientRequest\x12\"\n\x05texts\x18\x01 \x01(\x0b\x32\x11.veilfed.v1.TextsH\x00\x12$\n\x06images\x18\x02 \x01(\x0b\x32\x12.veilfed.v1.ImagesH\x00\x12#\n\x07prompts\x18\x03 \x01(\x0b\x32\x12.veilfed.v1.Tensor\x12 \n\x04head\x18\x04 \x01(\x0b\x32\x12.veilfed.v1.Tensor\x12\x0e\n\x06labels\x18\x05 \x03(\rB\x08\n\x06inputs\"\x8e\x01\n\x16PromptGradientResponse\x12$\n\x08gradient\x18\x01 \x01(\x0b\x32\x12.veilfed.v1.Tensor\x12&\n\nembeddings\x18\x02 \x01(\x0b\x32\x12.veilfed.v1.Tensor\x12\x17\n\nquota_left\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_quota_left*K\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x11\n\rMODALITY_TEXT\x10\x01\x12\x12\n\x0eMODALITY_IMAGE\x10\x02\x32\xea\x01\n\x06Oracle\x12\x45\n\x08\x44\x65scribe\x12\x1b.veilfed.v1.DescribeRequest\x1a\x1c.veilfed.v1.DescribeResponse\x12@\n\x05\x45mbed\x12\x18.veilfed.v1.EmbedRequest\x1a\x19.veilfed.v1.EmbedResponse(\x01\x30\x01\x12W\n\x0ePromptGradient\x12!.veilfed.v1.PromptGradientRequest\x1a\".veilfed.v1.PromptGradientResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'veilfed.v1.oracle_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODALITY']._serialized_start=635
-  _globals['_MODALITY']._serialized_end=710
+  _globals['_MODALITY']._serialized_start=1063
+  _globals['_MODALITY']._serialized_end=1138
   _globals['_DESCRIBEREQUEST']._serialized_start=64
   _globals['_DESCRIBEREQUEST']._serialized_end=81
   _globals['_DESCRIBERESPONSE']._serialized_start=84
-  _globals['_DESCRIBERESPONSE']._serialized_end=355
-  _globals['_EMBEDREQUEST']._serialized_start=357
-  _globals['_EMBEDREQUEST']._serialized_end=470
-  _globals['_TEXTS']._serialized_start=472
-  _globals['_TEXTS']._serialized_end=495
-  _globals['_IMAGES']._serialized_start=497
-  _globals['_IMAGES']._serialized_end=521
-  _globals['_EMBEDRESPONSE']._serialized_start=523
-  _globals['_EMBEDRESPONSE']._serialized_end=633
-  _globals['_ORACLE']._serialized_start=713
-  _globals['_ORACLE']._serialized_end=858
+  _globals['_DESCRIBERESPONSE']._serialized_end=403
+  _globals['_EMBEDREQUEST']._serialized_start=406
+  _globals['_EMBEDREQUEST']._serialized_end=556
+  _globals['_TEXTS']._serialized_start=558
+  _globals['_TEXTS']._serialized_end=581
+  _globals['_IMAGES']._serialized_start=583
+  _globals['_IMAGES']._serialized_end=607
+  _globals['_EMBEDRESPONSE']._serialized_start=609
+  _globals['_EMBEDRESPONSE']._serialized_end=719
+  _globals['_PROMPTGRADIENTREQUEST']._serialized_start=722
+  _globals['_PROMPTGRADIENTREQUEST']._serialized_end=916
+  _globals['_PROMPTGRADIENTRESPONSE']._serialized_start=919
+  _globals['_PROMPTGRADIENTRESPONSE']._serialized_end=1061
+  _globals['_ORACLE']._serialized_start=1141
+  _globals['_ORACLE']._serialized_end=1375
 # @@protoc_insertion_point(module_scope)

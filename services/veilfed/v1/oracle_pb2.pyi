@@ -67,6 +67,8 @@ class DescribeResponse(_message.Message):
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     QUOTA_LEFT_FIELD_NUMBER: _builtins.int
     TEXT_TOWER_FIELD_NUMBER: _builtins.int
+    PROMPT_WIDTH_FIELD_NUMBER: _builtins.int
+    PROMPT_GRADIENTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Such as "minilm"."""
     version: _builtins.str
@@ -90,6 +92,10 @@ class DescribeResponse(_message.Message):
     """Embeddings that this institution may still ask for; absent if there is no quota."""
     text_tower: _builtins.bool
     """Whether a model of images embeds texts too, in the same space: prompts for classes."""
+    prompt_width: _builtins.int
+    """Width D of a prompt token; 0: the model takes no prompt tokens."""
+    prompt_gradients: _builtins.bool
+    """Whether PromptGradient is answered."""
     def __init__(
         self,
         *,
@@ -104,10 +110,12 @@ class DescribeResponse(_message.Message):
         max_request_bytes: _builtins.int = ...,
         quota_left: _builtins.int | None = ...,
         text_tower: _builtins.bool = ...,
+        prompt_width: _builtins.int = ...,
+        prompt_gradients: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "quota_left", b"quota_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "blocks", b"blocks", "dimension", b"dimension", "image_size", b"image_size", "max_batch", b"max_batch", "max_request_bytes", b"max_request_bytes", "max_tokens", b"max_tokens", "modality", b"modality", "model", b"model", "quota_left", b"quota_left", "text_tower", b"text_tower", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "blocks", b"blocks", "dimension", b"dimension", "image_size", b"image_size", "max_batch", b"max_batch", "max_request_bytes", b"max_request_bytes", "max_tokens", b"max_tokens", "modality", b"modality", "model", b"model", "prompt_gradients", b"prompt_gradients", "prompt_width", b"prompt_width", "quota_left", b"quota_left", "text_tower", b"text_tower", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quota_left: _TypeAlias = _typing.Literal["quota_left"]  # noqa: Y015
     _WhichOneofArgType__quota_left: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left"]  # noqa: Y015
@@ -122,22 +130,30 @@ class EmbedRequest(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     batch: _builtins.int
     """Chosen by the client, returned with the answer."""
     @_builtins.property
     def texts(self) -> Global___Texts: ...
     @_builtins.property
     def images(self) -> Global___Images: ...
+    @_builtins.property
+    def prompts(self) -> _tensor_pb2.Tensor:
+        """Prompt tokens for the inputs of this request alone: float32 [M, D], 1 <= M <= 64, in units of
+        the model's own tokens (a standard deviation of 1). Absent: none.
+        """
+
     def __init__(
         self,
         *,
         batch: _builtins.int = ...,
         texts: Global___Texts | None = ...,
         images: Global___Images | None = ...,
+        prompts: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "inputs", b"inputs", "texts", b"texts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "inputs", b"inputs", "prompts", b"prompts", "texts", b"texts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "images", b"images", "inputs", b"inputs", "texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "images", b"images", "inputs", b"inputs", "prompts", b"prompts", "texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_inputs: _TypeAlias = _typing.Literal["texts", "images"]  # noqa: Y015
     _WhichOneofArgType_inputs: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
@@ -219,3 +235,83 @@ class EmbedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quota_left) -> _WhichOneofReturnType__quota_left | None: ...
 
 Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class PromptGradientRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> Global___Texts: ...
+    @_builtins.property
+    def images(self) -> Global___Images: ...
+    @_builtins.property
+    def prompts(self) -> _tensor_pb2.Tensor:
+        """As in EmbedRequest."""
+
+    @_builtins.property
+    def head(self) -> _tensor_pb2.Tensor:
+        """A temporary linear classifier W, float32 [K, d]."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each input, its class: a row of W."""
+
+    def __init__(
+        self,
+        *,
+        texts: Global___Texts | None = ...,
+        images: Global___Images | None = ...,
+        prompts: _tensor_pb2.Tensor | None = ...,
+        head: _tensor_pb2.Tensor | None = ...,
+        labels: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "images", b"images", "inputs", b"inputs", "prompts", b"prompts", "texts", b"texts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "images", b"images", "inputs", b"inputs", "labels", b"labels", "prompts", b"prompts", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_inputs: _TypeAlias = _typing.Literal["texts", "images"]  # noqa: Y015
+    _WhichOneofArgType_inputs: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_inputs) -> _WhichOneofReturnType_inputs | None: ...
+
+Global___PromptGradientRequest: _TypeAlias = PromptGradientRequest  # noqa: Y015
+
+@_typing.final
+class PromptGradientResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    QUOTA_LEFT_FIELD_NUMBER: _builtins.int
+    quota_left: _builtins.int
+    """Embeddings that this institution may still ask for; absent if there is no quota."""
+    @_builtins.property
+    def gradient(self) -> _tensor_pb2.Tensor:
+        """float32 [M, D]: the gradient, with respect to the prompts, of the sum over the inputs of
+        -log softmax(W h / ||h||)[label], where h is an input's embedding with the prompts.
+        """
+
+    @_builtins.property
+    def embeddings(self) -> _tensor_pb2.Tensor:
+        """The h: float32 [inputs, d]."""
+
+    def __init__(
+        self,
+        *,
+        gradient: _tensor_pb2.Tensor | None = ...,
+        embeddings: _tensor_pb2.Tensor | None = ...,
+        quota_left: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "embeddings", b"embeddings", "gradient", b"gradient", "quota_left", b"quota_left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left", "embeddings", b"embeddings", "gradient", b"gradient", "quota_left", b"quota_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__quota_left: _TypeAlias = _typing.Literal["quota_left"]  # noqa: Y015
+    _WhichOneofArgType__quota_left: _TypeAlias = _typing.Literal["_quota_left", b"_quota_left"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quota_left) -> _WhichOneofReturnType__quota_left | None: ...
+
+Global___PromptGradientResponse: _TypeAlias = PromptGradientResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class OracleStub:
                 request_serializer=veilfed_dot_v1_dot_oracle__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=veilfed_dot_v1_dot_oracle__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.PromptGradient = channel.unary_unary(
+                '/veilfed.v1.Oracle/PromptGradient',
+                request_serializer=veilfed_dot_v1_dot_oracle__pb2.PromptGradientRequest.SerializeToString,
+                response_deserializer=veilfed_dot_v1_dot_oracle__pb2.PromptGradientResponse.FromString,
+                _registered_method=True)
 
 
 class OracleServicer:
@@ -67,6 +72,14 @@ class OracleServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PromptGradient(self, request, context):
+        """The gradient of a cross-entropy with respect to prompt tokens. Only where the model's owner
+        allows it. Inputs and labels may be sent to an oracle of the agent's own zone only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OracleServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +92,11 @@ def add_OracleServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=veilfed_dot_v1_dot_oracle__pb2.EmbedRequest.FromString,
                     response_serializer=veilfed_dot_v1_dot_oracle__pb2.EmbedResponse.SerializeToString,
+            ),
+            'PromptGradient': grpc.unary_unary_rpc_method_handler(
+                    servicer.PromptGradient,
+                    request_deserializer=veilfed_dot_v1_dot_oracle__pb2.PromptGradientRequest.FromString,
+                    response_serializer=veilfed_dot_v1_dot_oracle__pb2.PromptGradientResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +154,33 @@ class Oracle:
             '/veilfed.v1.Oracle/Embed',
             veilfed_dot_v1_dot_oracle__pb2.EmbedRequest.SerializeToString,
             veilfed_dot_v1_dot_oracle__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PromptGradient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilfed.v1.Oracle/PromptGradient',
+            veilfed_dot_v1_dot_oracle__pb2.PromptGradientRequest.SerializeToString,
+            veilfed_dot_v1_dot_oracle__pb2.PromptGradientResponse.FromString,
             options,
             channel_credentials,
             insecure,

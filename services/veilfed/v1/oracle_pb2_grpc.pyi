@@ -40,6 +40,10 @@ class OracleStub:
     The server reads ahead a bounded number of batches only (back-pressure). Raw inputs may
     be sent to an oracle of the agent's own zone only; the agent's egress gate enforces it.
     """
+    PromptGradient: _grpc.UnaryUnaryMultiCallable[_oracle_pb2.PromptGradientRequest, _oracle_pb2.PromptGradientResponse]
+    """The gradient of a cross-entropy with respect to prompt tokens. Only where the model's owner
+    allows it. Inputs and labels may be sent to an oracle of the agent's own zone only.
+    """
 
 @_typing.type_check_only
 class OracleAsyncStub(OracleStub):
@@ -52,6 +56,10 @@ class OracleAsyncStub(OracleStub):
     """Batches of raw inputs in, one embedding per input out, in the order of the requests.
     The server reads ahead a bounded number of batches only (back-pressure). Raw inputs may
     be sent to an oracle of the agent's own zone only; the agent's egress gate enforces it.
+    """
+    PromptGradient: _aio.UnaryUnaryMultiCallable[_oracle_pb2.PromptGradientRequest, _oracle_pb2.PromptGradientResponse]  # type: ignore[assignment]
+    """The gradient of a cross-entropy with respect to prompt tokens. Only where the model's owner
+    allows it. Inputs and labels may be sent to an oracle of the agent's own zone only.
     """
 
 class OracleServicer(metaclass=_abc_1.ABCMeta):
@@ -74,6 +82,16 @@ class OracleServicer(metaclass=_abc_1.ABCMeta):
         """Batches of raw inputs in, one embedding per input out, in the order of the requests.
         The server reads ahead a bounded number of batches only (back-pressure). Raw inputs may
         be sent to an oracle of the agent's own zone only; the agent's egress gate enforces it.
+        """
+
+    @_abc_1.abstractmethod
+    def PromptGradient(
+        self,
+        request: _oracle_pb2.PromptGradientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_oracle_pb2.PromptGradientResponse, _abc.Awaitable[_oracle_pb2.PromptGradientResponse]]:
+        """The gradient of a cross-entropy with respect to prompt tokens. Only where the model's owner
+        allows it. Inputs and labels may be sent to an oracle of the agent's own zone only.
         """
 
 def add_OracleServicer_to_server(servicer: OracleServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
