@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from aggregator.memory import use_one_arena
+from aggregator.memory import keep_memory
 from veilfed.identity.material import TlsFiles, load_credentials
 from veilfed.identity.names import Identity, Role
 from veilfed.rpc.channel import open_channel
@@ -73,7 +73,7 @@ async def clients(folder: Path, institutions: list[str], address: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        use_one_arena()
+        keep_memory()
         asyncio.run(serve(Path(sys.argv[2])))
     else:
         asyncio.run(clients(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]))

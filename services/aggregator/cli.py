@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aggregator.memory import use_one_arena
+from aggregator.memory import keep_memory
 from veilfed import logs
 from veilfed.config import load_config
 
@@ -25,7 +25,7 @@ def serve(config: Annotated[Path, typer.Option("--config", help="The aggregator'
     """Serves agents and administrators until SIGTERM."""
     from aggregator.config import AggregatorConfig  # noqa: PLC0415  help texts need no database
 
-    use_one_arena()
+    keep_memory()
     from aggregator.server import serve as run  # noqa: PLC0415
 
     loaded = load_config(AggregatorConfig, config)

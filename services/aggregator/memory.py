@@ -2,18 +2,26 @@
 
 import ctypes
 
-__all__ = ["use_one_arena"]
+__all__ = ["keep_memory"]
 
 # Of <malloc.h>.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 
+# Blocks up to this size, such as the chunks of large models, come from the heap, which keeps them for the next.
+MMAP_BYTES = 32 * 1024 * 1024
+TRIM_BYTES = 64 * 1024 * 1024
 
-def use_one_arena() -> None:
-    """Makes all threads share one heap, where the C library is glibc; to be called before there are any.
+
+def keep_memory() -> None:
+    """Makes all threads share one heap that keeps its memory, where the C library is glibc; to be called before any.
 
     By itself glibc gives each thread a heap of its own, and none of them gives back what the chunks of large models
-    have passed through: 360 MB instead of 210 with eight institutions and models of 4 MB, at the same speed.
+    have passed through: 360 MB instead of 210 with eight institutions and models of 4 MB, at the same speed. Blocks of
+    a chunk's size it asks of the system one by one: 13,700 page faults for a round of such models instead of 1,300.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_ARENA_MAX, 1)
+        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES)):
+            mallopt(parameter, value)
