@@ -10,7 +10,7 @@ import numpy as np
 
 from client_agent.trainers import Method, method_for
 from veilfed.config import validate
-from veilfed.errors import Code
+from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec, OrthogonalSpec, StrategySpec
 from veilfed.wire.tensors import digest, map_bytes
 from veilfed_study import measures, simulation
@@ -19,6 +19,9 @@ from veilfed_study.parts import Parts
 from veilfed_study.subjects import Subject
 
 __all__ = ["Cell", "freedom", "job_of", "measured"]
+
+# Keys of a strategy that settings do not choose.
+FROM_DATA = ("name", "classes", "dimension")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ def job_of(
 ) -> JobSpec:
     """The job of a method. Raises VeilfedError(JOB_INVALID), which names the method and the key."""
     fixed = METHODS[method]
+    for key in settings.strategy:
+        if key in FROM_DATA or key in fixed.strategy:
+            whence = "the data and the model" if key in FROM_DATA else "the method"
+            raise VeilfedError(Code.JOB_INVALID, f"method {method}: strategy.{key} is not a setting: {whence} fix it")
     document = {
         "name": f"{subject.name}-{method}-{seed}"[:63].rstrip("-"),
         "strategy": {

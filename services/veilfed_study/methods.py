@@ -80,12 +80,22 @@ class MethodSettings(Strict):
 
 
 class Settings(Strict):
-    """Settings by method. A method that is not listed has the defaults of a job."""
+    """Settings by method. A method that is not listed has the defaults of a job.
 
+    `split` is the seed of the split into training and test rows that they were chosen for: a study with these settings
+    has that split for all its seeds, so no row that they were chosen on is tested on. Without it each seed has the
+    split of its own, as over the services.
+    """
+
+    split: int | None = Field(None, ge=0, lt=2**31)
     methods: dict[str, MethodSettings] = Field(default_factory=dict)
 
     def of(self, method: str) -> MethodSettings:
         return self.methods.get(method, MethodSettings())
+
+    def split_of(self, seed: int) -> int:
+        """The seed of the split in a study with this seed."""
+        return seed if self.split is None else self.split
 
 
 def named(names: str) -> list[str]:

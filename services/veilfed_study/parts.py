@@ -1,6 +1,7 @@
 """Domains, and which of their rows are for training and which are held for evaluation."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,16 +70,19 @@ def validation_parts(whole: Parts, seed: int, folds: int, used: int) -> Iterator
 
 
 def fold_numbers(part: Part, folds: int, seed: int) -> NDArray[np.intp]:
-    """The fold of each row of `part.train`: by group, so that near-copies stay together, and even within a class."""
+    """The fold of each row of `part.train`: groups are whole, so that near-copies stay together, and even by class.
+
+    A group with samples of several classes counts for its most frequent one, as in the split into training and test.
+    """
     groups = [part.domain.samples.groups[row] for row in part.train]
-    labels = part.domain.labels[part.train]
-    numbers = np.empty(len(groups), np.intp)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        names = sorted(
-            {groups[row] for row in rows},
-            key=lambda name: hashlib.sha256(f"validation:{seed}:{name}".encode()).digest(),
-        )
-        place = {name: position % folds for position, name in enumerate(names)}
-        numbers[rows] = [place[groups[row]] for row in rows]
-    return numbers
+    votes: dict[str, Counter[int]] = {}
+    for group, label in zip(groups, part.domain.labels[part.train].tolist(), strict=True):
+        votes.setdefault(group, Counter())[label] += 1
+    by_class: dict[int, list[str]] = {}
+    for group, counts in votes.items():
+        by_class.setdefault(min(counts, key=lambda label: (-counts[label], label)), []).append(group)
+    fold: dict[str, int] = {}
+    for names in by_class.values():
+        names.sort(key=lambda name: hashlib.sha256(f"validation:{seed}:{name}".encode()).digest())
+        fold |= {name: place % folds for place, name in enumerate(names)}
+    return np.array([fold[group] for group in groups], np.intp)

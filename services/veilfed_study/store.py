@@ -17,7 +17,10 @@ def key_of(*parts: object) -> str:
 
 
 class Store:
-    """A folder of results; each counts only for the key that it was kept with."""
+    """A folder of results; each counts only for the key that it was kept with, which is part of its file's name.
+
+    So results of other settings, data or models stay beside it.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Makes the folder. Raises VeilfedError(FILE_UNUSABLE)."""
@@ -28,8 +31,8 @@ class Store:
             raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None
 
     def get(self, name: str, key: str) -> dict[str, Any] | None:
-        """The result of this name; None if there is none, or one of other settings, data or model."""
-        path = self._path(name)
+        """The result of this name; None if there is none for these settings, data and model."""
+        path = self._path(name, key)
         try:
             document = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -48,7 +51,7 @@ class Store:
     def put(self, name: str, key: str, result: dict[str, Any]) -> None:
         """Keeps a result. Raises VeilfedError(FILE_UNUSABLE)."""
         text = json.dumps({"key": key, "result": result}, indent=1)
-        write_atomic(self._path(name), text.encode() + b"\n", mode=0o644)
+        write_atomic(self._path(name, key), text.encode() + b"\n", mode=0o644)
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.json"
+    def _path(self, name: str, key: str) -> Path:
+        return self.folder / f"{name}-{key[:12]}.json"

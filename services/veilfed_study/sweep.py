@@ -22,9 +22,9 @@ from veilfed_study.store import Store, key_of
 from veilfed_study.subjects import Subject
 from veilfed_study.summary import figures
 
-__all__ = ["Grid", "choose", "settings_of", "sweep"]
+__all__ = ["Grid", "Validation", "choose", "settings_of", "sweep"]
 
-FORM = 1
+FORM = 2
 CLOSE = 0.002  # settings whose score differs by no more cannot be told apart: the one with fewest rounds is taken
 
 Row = dict[str, Any]
@@ -41,10 +41,26 @@ class Grid:
 
     def of(self, method: str) -> Iterator[dict[str, Any]]:
         """The settings of a method, without rounds."""
-        lists = {"classifier_rate": self.classifier_rates, "blocks": self.blocks}
+        lists = {
+            "classifier_rate": self.classifier_rates,
+            "header_rate": self.classifier_rates,  # FedGH: of w_g too
+            "blocks": self.blocks,
+        }
         names = METHODS[method].rates
         for values in itertools.product(*(lists.get(name, self.other_rates) for name in names)):
             yield dict(zip(names, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Which rows settings are chosen on: of the training rows of the split with seed `split`, the first `used` folds.
+
+    Folds too are drawn with `split`; the seeds of a sweep move first values and batches alone.
+    """
+
+    split: int
+    folds: int
+    used: int
 
 
 def sweep(
@@ -52,69 +68,75 @@ def sweep(
     methods: Sequence[str],
     seeds: Sequence[int],
     grid: Grid,
-    folds: int,
-    used: int,
+    validation: Validation,
     store: Store,
     ended: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """G, P and C on validation data of every setting of each method, and the choice; the first `used` folds count.
+    """G, P and C on validation data of every setting of each method, mean over folds and seeds, and the choice.
 
-    Raises VeilfedError: INPUT_INVALID, and what `runner.run` says.
+    All jobs are checked before the first is run. Raises VeilfedError: INPUT_INVALID, and what `runner.run` says.
     """
-    if not 1 <= used <= folds or folds < 2:
+    if not 1 <= validation.used <= validation.folds or validation.folds < 2:
         raise VeilfedError(Code.INPUT_INVALID, "two folds are needed at least, and one of them must be used")
+    jobs = {
+        (method, place, seed): _jobs(subject, method, strategy, seed, grid)
+        for method in methods
+        for place, strategy in enumerate(grid.of(method))
+        for seed in seeds
+    }
+    whole = split_parts(subject.domains, subject.classes, validation.split)
+    folds = list(validation_parts(whole, validation.split, validation.folds, validation.used))
     data = subject.digest()
-    whole = {seed: split_parts(subject.domains, subject.classes, seed) for seed in seeds}
-    found: dict[str, Any] = {}
-    for method in methods:
-        rows: list[Row] = []
-        for strategy in grid.of(method):
-            matrices: list[Mapping[str, Any]] = []
-            for seed in seeds:
-                settings = MethodSettings(rounds=max(grid.rounds), strategy=strategy)
-                name = f"{method}-{seed}-{key_of(strategy)[:12]}"
-                key = key_of(FORM, data, method, seed, folds, used, list(grid.rounds), strategy)
-                kept = store.get(name, key)
-                if kept is None:
-                    kept = _scores(
-                        subject, method, settings, seed, validation_parts(whole[seed], seed, folds, used), grid
-                    )
-                    store.put(name, key, kept)
-                matrices.append(kept)
-                ended(method)
-            rows += [
-                {
-                    **strategy,
-                    "rounds": mark,
-                    **{
-                        name: float(np.mean([kept[str(mark)][name] for kept in matrices]))
-                        for name in ("P", *(("G", "C") if METHODS[method].generalises else ()))
-                    },
-                }
-                for mark in grid.rounds
-            ]
-        found[method] = {"grid": rows, "chosen": choose(rows)}
+    kept: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for (method, place, seed), mine in jobs.items():
+        specs = [job.model_dump(mode="json") for job in mine.values()]
+        name, key = f"{method}-{seed}", key_of(FORM, data, vars(validation), list(grid.rounds), specs)
+        found = store.get(name, key)
+        if found is None:
+            found = _scores(subject, mine, folds, grid)
+            store.put(name, key, found)
+        kept.setdefault((method, place), []).append(found)
+        ended(method)
+    rows = {method: _rows(method, grid, kept) for method in methods}
     return {
         "study": "sweep",
         "task": subject.name,
         "seeds": list(seeds),
-        "folds": folds,
-        "folds_used": used,
-        "methods": found,
+        **vars(validation),
+        "methods": {method: {"grid": found, "chosen": choose(found)} for method, found in rows.items()},
     }
 
 
-def _scores(
-    subject: Subject, method: str, settings: MethodSettings, seed: int, folds: Iterator[Parts], grid: Grid
-) -> dict[str, Any]:
+def _jobs(subject: Subject, method: str, strategy: dict[str, Any], seed: int, grid: Grid) -> dict[str, JobSpec]:
+    """By the domain that is held out, with the most rounds of the grid."""
+    names = list(subject.domains)
+    settings = MethodSettings(rounds=max(grid.rounds), strategy=strategy)
+    return {
+        held_out: job_of(subject, method, settings, seed, [name for name in names if name != held_out], [held_out])
+        for held_out in names
+    }
+
+
+def _rows(method: str, grid: Grid, kept: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]) -> list[Row]:
+    figures = ("G", "P", "C") if METHODS[method].generalises else ("P",)
+    return [
+        {
+            **strategy,
+            "rounds": mark,
+            **{name: float(np.mean([found[str(mark)][name] for found in kept[method, place]])) for name in figures},
+        }
+        for place, strategy in enumerate(grid.of(method))
+        for mark in grid.rounds
+    ]
+
+
+def _scores(subject: Subject, jobs: Mapping[str, JobSpec], folds: Sequence[Parts], grid: Grid) -> dict[str, Any]:
     """Number of rounds -> G, P and C of the mean matrix of all folds."""
     names = list(subject.domains)
     matrices: dict[int, list[list[list[float]]]] = {mark: [] for mark in grid.rounds}
     for parts in folds:
         rows: dict[int, list[list[float]]] = {mark: [] for mark in grid.rounds}
-        for held_out in names:
-            train = [name for name in names if name != held_out]
-            job = job_of(subject, method, settings, seed, train, [held_out])
+        for job in jobs.values():
             for mark, accuracies in _at_marks(subject, job, parts, grid.rounds).items():
                 rows[mark].append([accuracies[name] for name in names])
         for mark, matrix in rows.items():
@@ -149,4 +171,4 @@ def settings_of(document: Mapping[str, Any]) -> dict[str, Any]:
             "rounds": chosen["rounds"],
             "strategy": {name: chosen[name] for name in METHODS[method].rates},
         }
-    return {"methods": methods}
+    return {"split": document["split"], "methods": methods}

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from pydantic import Field
 
 from veilfed.cli import output
+from veilfed.cli.groups import taking
 from veilfed.config import MAX_YAML_BYTES, Strict, load_config
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
@@ -112,7 +113,10 @@ def _run(settings: AdminConfig, call: Callable[[Admin], Awaitable[Result]]) -> R
 
 
 def _settings(
-    identity: Path | None, aggregator: str | None, aggregator_id: str | None, config: Path | None
+    identity: IdentityOption = None,
+    aggregator: AddressOption = None,
+    aggregator_id: ServerOption = None,
+    config: ConfigOption = None,
 ) -> AdminConfig:
     """The options, completed from the file; a relative folder in the file is relative to the file."""
     read = load_config(AdminConfig, config) if config is not None else AdminConfig()
@@ -156,15 +160,13 @@ def _accuracies(evaluations: list[Evaluation]) -> str:
 
 
 @app.command()
+@taking(_settings)
 def submit(
+    settings: AdminConfig,
     file: Annotated[Path, typer.Argument(help="The job's specification (YAML or JSON).")],
     class_vectors: Annotated[
         Path | None, typer.Option("--class-vectors", help="NAME.npz, as `veilfed agent class-vectors` makes it.")
     ] = None,
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Submits a job and prints its id."""
@@ -182,17 +184,15 @@ def submit(
     async def call(admin: Admin) -> str:
         return str((await admin.jobs.SubmitJob(request, timeout=CALL_SECONDS)).job_id)
 
-    job_id = _run(_settings(identity, aggregator, aggregator_id, config), call)
+    job_id = _run(settings, call)
     output.result({"job_id": job_id}, job_id, as_json)
 
 
 @app.command("list")
+@taking(_settings)
 def list_jobs(
+    settings: AdminConfig,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many, newest first.")] = 100,
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Lists the jobs, newest first."""
@@ -200,7 +200,7 @@ def list_jobs(
     async def call(admin: Admin) -> list[JobSummary]:
         return list((await admin.jobs.ListJobs(ListJobsRequest(limit=limit), timeout=CALL_SECONDS)).jobs)
 
-    jobs = _run(_settings(identity, aggregator, aggregator_id, config), call)
+    jobs = _run(settings, call)
     rows = [
         (job.job_id, job.strategy, job.state, f"{job.rounds_published}/{job.rounds}", _time(job.created_unix_ms))
         for job in jobs
@@ -210,12 +210,10 @@ def list_jobs(
 
 
 @app.command()
+@taking(_settings)
 def show(
+    settings: AdminConfig,
     job_id: JobId,
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Shows a job: its state, its clients with last seen, what each did in the last round."""
@@ -224,7 +222,7 @@ def show(
         found: GetJobResponse = await admin.jobs.GetJob(GetJobRequest(job_id=job_id), timeout=CALL_SECONDS)
         return found
 
-    job = _run(_settings(identity, aggregator, aggregator_id, config), call)
+    job = _run(settings, call)
     output.result(_document(job), None, as_json)
     if not as_json:
         _show(job)
@@ -267,13 +265,11 @@ def _show(job: GetJobResponse) -> None:
 
 
 @app.command()
+@taking(_settings)
 def watch(
+    settings: AdminConfig,
     job_id: JobId,
     after: Annotated[int, typer.Option(min=0, help="Only events with a greater number.")] = 0,
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Prints the events of a job until it has ended. Ends with JOB_FAILED if the job failed."""
@@ -284,7 +280,7 @@ def watch(
         summary: JobSummary = (await admin.jobs.GetJob(GetJobRequest(job_id=job_id), timeout=CALL_SECONDS)).summary
         return summary
 
-    summary = _run(_settings(identity, aggregator, aggregator_id, config), call)
+    summary = _run(settings, call)
     if summary.state == "failed":
         raise VeilfedError(Code.JOB_FAILED, f"{job_id}: {summary.error}")
 
@@ -300,12 +296,10 @@ def _print_event(event: WatchJobResponse, as_json: bool) -> None:
 
 
 @app.command()
+@taking(_settings)
 def cancel(
+    settings: AdminConfig,
     job_id: JobId,
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Cancels a job; its published models stay."""
@@ -313,21 +307,19 @@ def cancel(
     async def call(admin: Admin) -> None:
         await admin.jobs.CancelJob(CancelJobRequest(job_id=job_id), timeout=CALL_SECONDS)
 
-    _run(_settings(identity, aggregator, aggregator_id, config), call)
+    _run(settings, call)
     output.result({"job_id": job_id, "state": "cancelled"}, f"{job_id} is cancelled", as_json)
 
 
 @app.command()
+@taking(_settings)
 def fetch(
+    settings: AdminConfig,
     job_id: JobId,
     out: Annotated[Path, typer.Option("--out", help="NAME.npz for NumPy; else the bytes of a TensorMap message.")],
     round_number: Annotated[
         int | None, typer.Option("--round", min=0, help="The model that this round published; the last by default.")
     ] = None,
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Downloads a published model and checks its digest."""
@@ -342,7 +334,7 @@ def fetch(
             data += response.chunk
         return number, sha256, bytes(data)
 
-    number, sha256, data = _run(_settings(identity, aggregator, aggregator_id, config), call)
+    number, sha256, data = _run(settings, call)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise VeilfedError(Code.ARTIFACT_INVALID, f"{job_id}: the download does not have its SHA-256", "Fetch again.")
     arrays = parse_map(data)
