@@ -36,7 +36,7 @@ $(WHEELS): pyproject.toml constraints.txt | venv
 # timm and open_clip need a torchvision of their torch's own build, which constraints.txt does not have: about 6 GB.
 test-encoders: data ## models and data of other libraries (open_clip, timm, transformers, datasets), in build/encoders
 	test -x build/encoders/bin/python || $(PYTHON) -m venv build/encoders
-	build/encoders/bin/python -m pip install --quiet -c constraints-encoders.txt -e '.[oracle,agent,encoders]' datasets hypothesis pytest pytest-timeout
+	build/encoders/bin/python -m pip install --quiet -c constraints-encoders.txt -e '.[oracle,aggregator,agent,study,encoders]' datasets hypothesis pytest pytest-timeout
 	build/encoders/bin/python -m pytest -m encoders tests/encoders
 
 mutation: venv data ## small faults in fold, gates, rounds and ledger: which tests notice (hours; MUTANTS=16 for a sample)

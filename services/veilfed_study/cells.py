@@ -11,14 +11,14 @@ import numpy as np
 from client_agent.trainers import Method, method_for
 from veilfed.config import validate
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec, OrthogonalSpec, StrategySpec
+from veilfed.jobs import CLASSIFIER, TRANSFORM, JobSpec, OrthogonalSpec, StrategySpec
 from veilfed.wire.tensors import digest, map_bytes
 from veilfed_study import measures, simulation
 from veilfed_study.methods import METHODS, MethodSettings
 from veilfed_study.parts import Parts
 from veilfed_study.subjects import Subject
 
-__all__ = ["Cell", "freedom", "job_of", "measured"]
+__all__ = ["Cell", "freedom", "job_of", "measured", "shown_settings"]
 
 # Keys of a strategy that settings do not choose.
 FROM_DATA = ("name", "classes", "dimension")
@@ -63,6 +63,18 @@ def job_of(
     return validate(JobSpec, json.dumps(document), f"method {method}", Code.JOB_INVALID)
 
 
+def shown_settings(job: JobSpec) -> dict[str, Any]:
+    """Rounds and parameters that a job has, those left out that nothing in it uses."""
+    strategy = job.strategy
+    trained = method_for(strategy).rates if job.rounds else {}
+    idle = {
+        *FROM_DATA,
+        *(() if CLASSIFIER in trained else ("classifier_rate",)),
+        *(() if TRANSFORM in trained else ("transform_rate", "blocks")),
+    }
+    return {"rounds": job.rounds, **strategy.model_dump(mode="json", exclude=idle)}
+
+
 def freedom(method: Method[Any]) -> int:
     """Degrees of freedom of what an institution keeps: of X, those of its skew part (FEDOT, CVPR 2026, design 4)."""
     private = method.private_shapes
@@ -78,7 +90,8 @@ def measured(subject: Subject, spec: JobSpec, parts: Parts) -> dict[str, Any]:
     """Runs a job on the parts of its cohort; everything that is reported of it, as JSON.
 
     `accuracies` has for each round the fraction of right answers of each institution with the model and the state that
-    the round starts from: with its own private tensors if it trains, with the model alone if not.
+    the round starts from: with its own private tensors if it trains, with the model alone if not. `hits` has this for
+    each test row at the end: 1 or 0.
     """
     started = time.monotonic()
     method = method_for(spec.strategy)
@@ -93,7 +106,9 @@ def measured(subject: Subject, spec: JobSpec, parts: Parts) -> dict[str, Any]:
             sent_numbers = measures.elements(next(iter(snapshot.updates.values())))
     model = map_bytes(snapshot.model)
     return {
+        "settings": shown_settings(spec),
         "accuracies": accuracies,
+        "hits": measures.hits(method, snapshot.model, snapshot.states, parts),
         "areas": measures.areas(method, snapshot.model, snapshot.states, parts),
         "conflict": conflicts,
         "condition_numbers": measures.condition_numbers(method, snapshot.model, snapshot.states),

@@ -12,7 +12,7 @@ from veilfed.jobs import CLASSIFIER
 from veilfed.wire.tensors import Arrays, map_bytes
 from veilfed_study.parts import Parts
 
-__all__ = ["accuracies", "area", "areas", "condition_numbers", "conflict", "elements", "longest"]
+__all__ = ["accuracies", "area", "areas", "condition_numbers", "conflict", "elements", "hits", "longest"]
 
 
 def accuracies(method: Method[Any], model: Arrays, states: Mapping[str, State], parts: Parts) -> dict[str, float]:
@@ -21,6 +21,16 @@ def accuracies(method: Method[Any], model: Arrays, states: Mapping[str, State], 
     for name, part in parts.items():
         correct, total = method.evaluate(model, states.get(name), *part.evaluation)
         found[name] = correct / total
+    return found
+
+
+def hits(method: Method[Any], model: Arrays, states: Mapping[str, State], parts: Parts) -> dict[str, list[int]]:
+    """Institution -> 1 for each row that it has right and 0 for others, as `accuracies` counts them."""
+    found = {}
+    for name, part in parts.items():
+        features, labels = part.evaluation
+        guesses = method.probabilities(model, states.get(name), features).argmax(axis=1)
+        found[name] = (guesses == labels).astype(int).tolist()
     return found
 
 

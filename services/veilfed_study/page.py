@@ -3,18 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from veilfed_study import tables
-from veilfed_study.tables import Table, percent
+from veilfed_study.tables import OURS, Table, difference, gap, percent
 
 __all__ = ["PLOTS", "many_clients", "page", "scale_name"]
 
 Document = Mapping[str, Any]
 
-OURS = "fedot-b"
 # Plots of each task that the page shows; their files are TASK-NAME.svg.
 PLOTS = ("accuracy", "conflict", f"matrix-{OURS}")
+
+NAMES = {"rounds": "rounds", "classifier_rate": "rate of w_g", "transform_rate": "rate of X", "blocks": "r"}
 
 # FEDOT (CVPR 2026), mean of FEMNIST, PACS, Office-Home, VLCS and TerraIncognita with CLIP ViT-B/32, per cent.
 PAPER = Table(
@@ -58,21 +57,15 @@ def _how(studies: Sequence[Document]) -> str:
     seeds = ", ".join(str(seed) for seed in studies[0]["seeds"])
     return (
         "One domain is held out at a time. G: the model alone on the held-out domain. P: the others on their own test "
-        "splits, each with what it keeps. C: all cells of the matrix ([studies](studies.md), [methods](methods.md)). "
-        f"Seeds {seeds}; mean ± standard deviation over them, which comes from the splits as much as from training, so "
-        "methods are compared by their difference for each seed. Where the settings of each task come from is written "
-        "in `services/veilfed_study/settings`. The choice was made on validation folds of training splits, but it was "
-        "not blind: those folds of seed 50 are partly test samples of the other seeds, and for icons test figures of "
-        "earlier settings had been seen ([how rates were chosen](choosing-rates.md)).\n"
+        "rows, each with what it keeps. C: all cells of the matrix ([studies](studies.md), [methods](methods.md)).\n\n"
+        "The rates, r and rounds of every method were chosen for each task from one grid, on validation folds of the "
+        "training rows ([how](choosing-rates.md)). The split into training and test rows is one for all seeds "
+        f"(seed {studies[0]['split']}), so no row that settings were chosen on is a test row anywhere. The seeds "
+        f"({seeds}) move first values and batches: mean ± standard deviation over them says what training leaves to "
+        "chance, and nothing about other samples. That is what the intervals of differences are for: 95 of 100 values "
+        "are between the two numbers when the test rows are drawn again, by group, for both methods alike "
+        "([how](studies.md)). What another training split would bring is in neither.\n"
     )
-
-
-def difference(document: Document, one: str, other: str, figure: str) -> str:
-    """one - other for each seed, in points: mean ± standard deviation."""
-    pairs = [document["methods"][name][figure]["seeds"] for name in (one, other)]
-    gaps = 100 * (np.array(pairs[0], float) - np.array(pairs[1], float))
-    spread = f" ± {gaps.std(ddof=1):.1f}" if len(gaps) > 1 else ""
-    return f"{gaps.mean():+.1f}{spread}"
 
 
 def best(document: Document, figure: str, without: Sequence[str] = ()) -> str:
@@ -91,54 +84,42 @@ def _claims(studies: Sequence[Document]) -> Table:
         ["FEDOT(+B) has the highest C", *(_lead(document, "C") for document in studies)],
         ["and the highest P", *(_lead(document, "P") for document in studies)],
         ["and the highest G", *(_lead(document, "G") for document in studies)],
-        ["blocks help: FEDOT(+B) above FEDOT in C", *_compare(studies, "fedot", "C")],
-        ["aggregation helps: P above all-local", *_compare(studies, "all-local", "P")],
-        ["the private transform helps: P above all-global", *_compare(studies, "all-global", "P")],
-        ["and above averaging without one", *_compare(studies, "averaging", "P")],
-        ["random rows do as well as class vectors: C", *_compare(studies, "fedot-b-text", "C")],
+        ["blocks help: FEDOT(+B) above FEDOT in C", *_compare(studies, OURS, "fedot", "C")],
+        ["aggregation helps: P above all-local", *_compare(studies, OURS, "all-local", "P")],
+        ["the private transform helps: P above all-global", *_compare(studies, OURS, "all-global", "P")],
+        ["and above averaging without one", *_compare(studies, OURS, "averaging", "P")],
+        ["random rows do as well as class vectors: C", *_compare(studies, OURS, "fedot-b-text", "C")],
         ["steps conflict least with FEDOT, then FedLT, then FedAdapter", *(_order(document) for document in studies)],
         ["FedLT's condition number", *(_condition(document) for document in studies)],
-        [
-            "an unconstrained map costs G: FEDOT above FedLT",
-            *(_pair(document, "fedot", "fedlt", "G") for document in studies),
-        ],
+        ["an unconstrained map costs G: FEDOT above FedLT", *_compare(studies, "fedot", "fedlt", "G")],
     ]
     return Table("claims", ["claim", *(document["task"] for document in studies)], rows)
 
 
 def _lead(document: Document, figure: str) -> str:
+    """Level where the difference to the best of the others could as well be none."""
     rival = best(document, figure, [OURS])
+    found = gap(document, OURS, rival, figure)
+    if found is None:
+        return "-"
+    mean, low, high = found
+    verdict = "level" if low <= 0 <= high else "yes" if mean > 0 else "no"
     label = document["methods"][rival]["label"]
-    mine, theirs = (document["methods"][name][figure]["mean"] for name in (OURS, rival))
-    verdict = _verdict(document, figure, rival, mine > theirs)
     return f"{verdict}: {difference(document, OURS, rival, figure)} against {label}"
 
 
-def _verdict(document: Document, figure: str, rival: str, ahead: bool) -> str:
-    """Yes or no; level where the difference is within its spread over the seeds."""
-    ours, theirs = (np.array(document["methods"][name][figure]["seeds"], float) for name in (OURS, rival))
-    gaps = ours - theirs
-    if len(gaps) > 1 and abs(gaps.mean()) <= gaps.std(ddof=1):
-        return "level"
-    return "yes" if ahead else "no"
-
-
-def _compare(studies: Sequence[Document], other: str, figure: str) -> Iterator[str]:
+def _compare(studies: Sequence[Document], one: str, other: str, figure: str) -> Iterator[str]:
     for document in studies:
-        yield _pair(document, OURS, other, figure)
-
-
-def _pair(document: Document, one: str, other: str, figure: str) -> str:
-    if not {one, other} <= document["methods"].keys():
-        return "no text tower" if other.endswith("text") else "-"
-    return difference(document, one, other, figure)
+        if {one, other} <= document["methods"].keys():
+            yield difference(document, one, other, figure)
+        else:
+            yield "no text tower" if other.endswith("text") else "-"
 
 
 def _order(document: Document) -> str:
-    found = {name: document["methods"][name]["conflict"]["mean"] for name in ("fedot", "fedlt", "fedadapter")}
-    values = list(found.values())
-    verdict = "yes" if values == sorted(values, reverse=True) else "no"
-    return f"{verdict}: {', '.join(f'{value:.2f}' for value in values)}"
+    found = [document["methods"][name]["conflict"]["mean"] for name in ("fedot", "fedlt", "fedadapter")]
+    verdict = "yes" if found == sorted(found, reverse=True) else "no"
+    return f"{verdict}: {', '.join(f'{value:.2f}' for value in found)}"
 
 
 def _condition(document: Document) -> str:
@@ -159,14 +140,14 @@ def _task(document: Document) -> str:
         f"Samples: {domains}. Accuracy in per cent.{areas}",
         tables.figures(document).markdown(),
         f"Largest C: {document['methods'][leader]['label']}, {percent(document['methods'][leader]['C'])}. "
-        f"FEDOT(+B) minus averaging, seed by seed: G {difference(document, OURS, 'averaging', 'G')}, "
-        f"P {difference(document, OURS, 'averaging', 'P')}, C {difference(document, OURS, 'averaging', 'C')}.",
+        "Points that FEDOT(+B) is ahead, with their intervals:",
+        tables.differences(document).markdown(),
         *(f"![{name}: {plot}](figures/{name}-{plot}.svg)" for plot in PLOTS),
         "Gradient conflict (mean cosine of two institutions' steps of w_g) and condition numbers:",
         tables.geometry(document).markdown(),
         "One institution in one round:",
         tables.costs(document).markdown(),
-        "Settings:",
+        "Settings, as the jobs had them:",
         tables.settings(document).markdown(),
     ]
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
@@ -178,16 +159,20 @@ def many_clients(scales: Sequence[Document]) -> str:
     lines = [
         "## Many clients",
         "The samples of all domains but the one that is held out are divided among many clients, of which some take "
-        "part; G is on the held-out domain, P the mean over those that take part. Mean over held-out domains "
-        f"and seeds ({seeds}), per cent. More clients also bring more data.",
+        "part; G is on the held-out domain's test rows, P the mean over those that take part, on theirs. Mean over "
+        f"held-out domains, per cent; ± over the seeds ({seeds}), which here move the division too. More clients also "
+        "bring more data. Rates and r are those of the task, chosen for few clients with all their domain's rows; the "
+        "number of rounds is another.",
     ]
     for document in scales:
-        rounds = ", ".join(sorted({str(chosen["rounds"]) for chosen in document["settings"].values()}))
-        left_out = document["left_out"]
+        used = [
+            f"{label}: " + ", ".join(f"{NAMES[key]} {chosen[key]}" for key in NAMES if key in chosen)
+            for label, chosen in document["settings"].items()
+        ]
         lines += [
-            f"{document['task']}, {document['split']}, {rounds} rounds"
-            + (f"; {left_out:.1f} clients with too few samples to divide left out on average" if left_out else "")
-            + ":",
+            f"{document['task']}, {document['split']}; {document['rows']:.0f} training rows a client on average; "
+            f"{document['left_out']:.1f} further clients without training or test rows left out on average. "
+            f"{'; '.join(used)}.",
             tables.clients(document).markdown(),
             f"![{document['task']}: clients](figures/{scale_name(document)}.svg)",
         ]

@@ -1,9 +1,9 @@
 """The plots of a study as PNG and SVG: equal figures give equal files. Needs the extra `study` (matplotlib)."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -44,46 +44,77 @@ def heat_map(document: Document, method: str) -> Figure:
 
 def accuracy_by_round(document: Document) -> Figure:
     """G and P of the model that each round starts from, for each method."""
-    figure = _figure(9, 3.6)
-    for axes, name, what in zip(
-        figure.subplots(1, 2), ("G", "P"), ("held-out domain (G)", "own test split (P)"), strict=True
-    ):
-        for place, found in enumerate(document["methods"].values()):
-            values = found["by_round"][name]
-            if len(values) > 1 and values[0] is not None:
-                axes.plot([100 * value for value in values], LINES[place % 4], label=found["label"], linewidth=1.3)
-        axes.set_xlabel("round")
-        axes.set_ylabel("accuracy, per cent")
-        axes.set_title(f"{document['task']}: {what}")
-    _legend(figure)
-    return figure
+    panels = [
+        _Panel(
+            f"{document['task']}: {what}",
+            "round",
+            "accuracy, per cent",
+            {found["label"]: _percent(found["by_round"][name]) for found in document["methods"].values()},
+        )
+        for name, what in (("G", "held-out domain (G)"), ("P", "own test split (P)"))
+    ]
+    return _curves(panels)
 
 
 def conflict_by_round(document: Document) -> Figure:
     """The cosine of the institutions' steps of w_g in each round."""
-    figure = _figure(6.5, 3.2)
-    axes = figure.subplots()
-    for place, found in enumerate(document["methods"].values()):
-        if found["conflict"] is not None:
-            axes.plot(found["conflict"]["by_round"], LINES[place % 4], label=found["label"], linewidth=1.3)
-    axes.axhline(0, color="0.7", linewidth=0.8)
-    axes.set_xlabel("round")
-    axes.set_ylabel("mean cosine of two institutions' steps")
-    axes.set_title(f"{document['task']}: gradient conflict")
-    _legend(figure)
+    known = [found for found in document["methods"].values() if found["conflict"] is not None]
+    curves = {found["label"]: found["conflict"]["by_round"] for found in known}
+    title, cosine = f"{document['task']}: gradient conflict", "mean cosine of two institutions' steps"
+    figure = _curves([_Panel(title, "round", cosine, curves)], least=1)
+    figure.axes[0].axhline(0, color="0.7", linewidth=0.8)
     return figure
 
 
 def scale_curves(document: Document) -> Figure:
     """G and P over the number of clients, for each method."""
-    figure = _figure(9, 3.2)
-    for axes, name in zip(figure.subplots(1, 2), ("G", "P"), strict=True):
-        for place, (label, rows) in enumerate(document["methods"].items()):
-            values = [100 * row[name]["mean"] for row in rows]
-            axes.plot(document["clients"], values, LINES[place % 4], marker="o", markersize=3, label=label)
-        axes.set_xlabel("clients")
-        axes.set_ylabel(f"{name}, per cent")
-        axes.set_title(f"{document['task']}, {document['split']}")
+    panels = [
+        _Panel(
+            f"{document['task']}, {document['split']}",
+            "clients",
+            f"{name}, per cent",
+            {label: _percent([row[name]["mean"] for row in rows]) for label, rows in document["methods"].items()},
+            document["clients"],
+        )
+        for name in ("G", "P")
+    ]
+    return _curves(panels, least=1, marker="o")
+
+
+class _Panel(NamedTuple):
+    """Curves by their labels; without `places` they are over 0, 1, 2, ..."""
+
+    title: str
+    across: str
+    up: str
+    curves: Mapping[str, Sequence[float | None]]
+    places: Sequence[float] | None = None
+
+
+def _percent(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else 100 * value for value in values]
+
+
+def _curves(panels: Sequence[_Panel], least: int = 2, marker: str | None = None) -> Figure:
+    """Panels side by side. A curve with a missing value or fewer than `least` has none; its style stays its own."""
+    figure = _figure(2.5 + 3.5 * len(panels), 3.4)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for place, (label, values) in enumerate(panel.curves.items()):
+            if len(values) >= least and None not in values:
+                places = panel.places or range(len(values))
+                axes.plot(
+                    places,
+                    values,
+                    LINES[place % 4],
+                    marker=marker,
+                    markersize=3,
+                    label=label,
+                    linewidth=1.3,
+                    color=f"C{place}",
+                )
+        axes.set_title(panel.title)
+        axes.set_xlabel(panel.across)
+        axes.set_ylabel(panel.up)
     _legend(figure)
     return figure
 

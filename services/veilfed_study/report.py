@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,50 @@ from veilfed.demo.tasks import TASKS
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 from veilfed_study import page, plots, runner, scale, subjects, summary, tables, tabular
-from veilfed_study.methods import Settings, built_in_settings, named, possible
+from veilfed_study.methods import METHODS, Settings, built_in_settings, possible
 from veilfed_study.store import Store
 
-__all__ = ["keep", "report", "study", "write_document"]
+__all__ = ["Asked", "keep", "report", "study", "tasks", "write_document"]
 
 Document = dict[str, Any]
 Told = Callable[[str], None]
 
-SCALE_TASK = "vader"
-SCALE_METHODS = ("averaging", "fedot-b")
+# Heart's 75 clients would have some six patients each to train on.
+SCALE_TASKS = ("vader", "emoji")
+SCALE_METHODS = ("averaging", "all-local", "fedot-b")
 SCALE_COUNTS = (1, 5, 15, 35, 75)
 SCALE_ROUNDS = 20  # a client's pass over its few samples is one step or two
 SPLITS = (scale.Division("by-domain"), scale.Division("dirichlet"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the page is to have; without `scale_seeds`, the study of many clients is left out."""
+
+    tasks: Sequence[str]
+    seeds: Sequence[int]
+    scale_seeds: Sequence[int]
+
+    @property
+    def command(self) -> str:
+        """As it is given to get such a page."""
+        seeds, scale_seeds = (",".join(map(str, some)) for some in (self.seeds, self.scale_seeds))
+        return (
+            f"veilfed study report --tasks {','.join(self.tasks)} --seeds {seeds} --scale-seeds {scale_seeds or 'none'}"
+        )
+
+    @property
+    def whole(self) -> bool:
+        return len(self.tasks) == len(TASKS) and bool(self.scale_seeds)
+
+
+def tasks(names: str) -> list[str]:
+    """The tasks of a list such as "vader,heart". Raises VeilfedError(INPUT_INVALID) for an unknown one."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted or (unknown := [name for name in wanted if name not in TASKS]):
+        which = f"there is no task {unknown[0]!r}" if wanted else "no task is named"
+        raise VeilfedError(Code.INPUT_INVALID, which, f"Tasks: {', '.join(TASKS)}.")
+    return [name for name in TASKS if name in wanted]
 
 
 def write_document(path: Path, document: Document) -> None:
@@ -49,8 +81,9 @@ def study(
         lambda cell, kept: told(f"{subject.name} {cell.method}"),
     )
     document = summary.document(subject, methods, seeds, settings, results)
-    if subject.name == "heart":
-        document["beside"] = tabular.baselines(subject, seeds, packages)
+    if subject.task == "heart":
+        splits = dict.fromkeys(settings.split_of(seed) for seed in seeds)
+        document["beside"] = tabular.baselines(subject, list(splits), packages)
     return document
 
 
@@ -65,24 +98,20 @@ def keep(document: Document, out: Path) -> None:
         plots.write(figure, folders[1], name)
 
 
-def report(
-    seeds: Sequence[int], scale_seeds: Sequence[int], out: Path, target: Path, packages: Path, cache: Path, told: Told
-) -> list[Document]:
-    """Runs what is not finished in `out`, writes the page `target` and its plots to the folder `figures` beside it.
-
-    Without seeds for it, the study of many clients, which takes longest, is left out.
-    """
+def report(asked: Asked, out: Path, target: Path, packages: Path, cache: Path, told: Told) -> list[Document]:
+    """Runs what is not finished in `out`, writes the page `target` and its plots to the folder `figures` beside it."""
     studies, scales = [], []
-    for task in TASKS:
+    for task in asked.tasks:
         subject = subjects.of_task(task, packages, cache)
         settings = built_in_settings(task)
-        methods = possible(named("all"), subject.text_tower)
-        document = study(subject, methods, seeds, settings, _made(out / task), packages, told)
-        keep(document, out / task)
+        methods = possible(list(METHODS), subject.text_tower)
+        folder = _made(out / subject.folder)
+        document = study(subject, methods, asked.seeds, settings, folder, packages, told)
+        keep(document, folder)
         studies.append(document)
-        if task == SCALE_TASK and scale_seeds:
-            scales = [_scale(subject, scale_seeds, settings, division, out / task, told) for division in SPLITS]
-    _write_page(studies, scales, target)
+        if task in SCALE_TASKS and asked.scale_seeds:
+            scales += [_scale(subject, asked.scale_seeds, settings, division, folder, told) for division in SPLITS]
+    _write_page(studies, scales, asked, target)
     return studies
 
 
@@ -94,16 +123,14 @@ def _scale(
     out: Path,
     told: Told,
 ) -> Document:
-    longer = Settings(
-        methods={name: settings.of(name).model_copy(update={"rounds": SCALE_ROUNDS}) for name in SCALE_METHODS}
-    )
+    chosen = {name: settings.of(name).model_copy(update={"rounds": SCALE_ROUNDS}) for name in SCALE_METHODS}
     document = scale.scale(
         subject,
         SCALE_METHODS,
         seeds,
         SCALE_COUNTS,
         division,
-        longer,
+        settings.model_copy(update={"methods": chosen}),
         Store(out / "scale"),
         lambda method: told(f"{subject.name} {division.split} {method}"),
     )
@@ -111,7 +138,7 @@ def _scale(
     return document
 
 
-def _write_page(studies: Sequence[Document], scales: Sequence[Document], target: Path) -> None:
+def _write_page(studies: Sequence[Document], scales: Sequence[Document], asked: Asked, target: Path) -> None:
     figures = _made(target.parent / "figures")
     for document in studies:
         drawn = plots.all_plots(document)
@@ -119,9 +146,9 @@ def _write_page(studies: Sequence[Document], scales: Sequence[Document], target:
             plots.write(drawn[name], figures, f"{document['task']}-{name}", ("svg",))
     for document in scales:
         plots.write(plots.scale_curves(document), figures, page.scale_name(document), ("svg",))
-    why = files("veilfed_study").joinpath("why.md").read_text(encoding="utf-8")
-    command = "veilfed study report" + ("" if scales else " --scale-seeds none")
-    text = page.page(studies, scales, command, why)
+    # What is said to the figures by hand is about all of them.
+    why = files("veilfed_study").joinpath("why.md").read_text(encoding="utf-8") if asked.whole else ""
+    text = page.page(studies, scales, asked.command, why)
     write_atomic(target, text.encode(), mode=0o644)
 
 

@@ -12,7 +12,7 @@ from veilfed_study.subjects import Subject
 __all__ = ["Results", "cells", "run"]
 
 # Changes when the figures of a cell are measured in another way.
-FORM = 1
+FORM = 2
 
 Results = dict[Cell, dict[str, Any]]
 
@@ -51,11 +51,11 @@ def run(
         )
         for cell in wanted
     }
-    parts = {seed: split_parts(subject.domains, subject.classes, seed) for seed in seeds}
+    parts = {seed: split_parts(subject.domains, subject.classes, settings.split_of(seed)) for seed in seeds}
     data = subject.digest()
     results: Results = {}
     for cell in wanted:
-        key = key_of(FORM, data, jobs[cell].model_dump(mode="json"))
+        key = key_of(FORM, data, settings.split_of(cell.seed), jobs[cell].model_dump(mode="json"))
         found = store.get(cell.name, key)
         kept = found is not None
         if found is None:

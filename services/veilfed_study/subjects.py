@@ -7,7 +7,7 @@ of_folder(folder, "open_clip:ViT-B-32", ...)           images DOMAIN/CLASS/FILE,
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from client_agent.cache import EmbeddingCache
 from client_agent.class_vectors import Prompts, class_means
 from client_agent.data import standard
-from client_agent.data.config import DataConfig
+from client_agent.data.config import Characters, DataConfig
 from client_agent.data.source import Samples, class_indices, load
 from fm_oracle.models import registry
 from fm_oracle.models.base import Model
@@ -34,7 +34,10 @@ PIECE = 256  # inputs that are embedded between two writes of the cache
 
 @dataclass(frozen=True)
 class Subject:
-    """`prompts` describe the classes to a text tower; without one there are no class vectors."""
+    """`prompts` describe the classes to a text tower; without one there are no class vectors.
+
+    `task` is the demonstration's task whose data these are, if they are: a folder may have the name of one.
+    """
 
     name: str
     title: str
@@ -45,6 +48,12 @@ class Subject:
     domains: Mapping[str, Domain]
     text_tower: bool
     _vectors: Callable[[], NDArray[np.float32]] = field(repr=False)
+    task: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """What the folder of its results is called."""
+        return f"{self.name}-{_label(self.model)}"
 
     def class_vectors(self) -> NDArray[np.float32]:
         """[K, d]. Raises VeilfedError(INPUT_INVALID) for a model that reads no text."""
@@ -86,7 +95,8 @@ def of_task(name: str, packages: Path, cache: Path, progress: Progress = lambda 
         institution: load(adapter.validate_python(section), packages) for institution, section in task.domains.items()
     }
     model = registry.load(task.model, packages)
-    return of_samples(name, task.title, samples, task.classes, model, cache, PROMPTS.get(name), progress)
+    found = of_samples(name, task.title, samples, task.classes, model, cache, PROMPTS.get(name), progress)
+    return replace(found, task=name)
 
 
 def of_folder(
@@ -97,20 +107,26 @@ def of_folder(
     *,
     set_name: str | None = None,
     institutions: int | None = None,
+    characters: Characters | None = None,
     prompts: Prompts | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Subject:
-    """Images in folders DOMAIN/CLASS/FILE, or the standard set `set_name`; `institutions` is for femnist.
+    """Images in folders DOMAIN/CLASS/FILE, or the standard set `set_name`.
+
+    `institutions` and `characters` are for femnist alone.
 
     Raises VeilfedError: INPUT_INVALID, DATA_INVALID, FILE_UNUSABLE; what the model's `load` says.
     """
+    if set_name != "femnist" and (institutions or characters):
+        raise VeilfedError(Code.INPUT_INVALID, "institutions and characters are for the set femnist alone")
     if set_name is None:
         samples = _image_folders(folder)
         classes: tuple[str, ...] = tuple(sorted({label for domain in samples.values() for label in domain.labels}))
         title = f"images in {folder.name}"
     else:
-        classes = standard.classes(set_name)
-        samples = standard.load_all(set_name, folder, institutions)
+        which: Characters = characters or "all"
+        classes = standard.classes(set_name, which)
+        samples = standard.load_all(set_name, folder, institutions, which)
         title = set_name
     model = registry.load(model_name, packages)
     name = _label(set_name or folder.resolve().name)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from veilfed_study.cells import Cell
 from veilfed_study.methods import METHODS, Settings
+from veilfed_study.parts import split_parts
+from veilfed_study.resampling import Weights, matrices, weights_of
 from veilfed_study.runner import Results
 from veilfed_study.subjects import Subject
 
@@ -23,7 +25,16 @@ Matrix = NDArray[np.float64]  # without a value: NaN
 def document(
     subject: Subject, methods: Sequence[str], seeds: Sequence[int], settings: Settings, results: Results
 ) -> dict[str, Any]:
-    """All figures of a study. Spreads are standard deviations over the seeds (n - 1); with one seed there is none."""
+    """All figures of a study. Spreads are standard deviations over the seeds (n - 1); with one seed there is none.
+
+    `draws` of a method are its figures (means over the seeds) on test groups that are drawn again (`resampling`).
+    """
+    weights = {
+        seed: weights_of(
+            split_parts(subject.domains, subject.classes, settings.split_of(seed)), settings.split_of(seed)
+        )
+        for seed in seeds
+    }
     return {
         "study": "fedot",
         "task": subject.name,
@@ -33,7 +44,8 @@ def document(
         "domains": {name: len(domain.labels) for name, domain in subject.domains.items()},
         "classes": list(subject.classes),
         "seeds": list(seeds),
-        "methods": {method: _method(subject, method, seeds, settings, results) for method in methods},
+        "split": settings.split,
+        "methods": {method: _method(subject, method, weights, results) for method in methods},
     }
 
 
@@ -48,18 +60,16 @@ def figures(matrices: Sequence[Matrix]) -> dict[str, Any]:
     }
 
 
-def _method(
-    subject: Subject, method: str, seeds: Sequence[int], settings: Settings, results: Results
-) -> dict[str, Any]:
-    names = list(subject.domains)
+def _method(subject: Subject, method: str, weights: Mapping[int, Weights], results: Results) -> dict[str, Any]:
+    names, seeds = list(subject.domains), list(weights)
     mine = {cell: result for cell, result in results.items() if cell.method == method}
     last = {cell: result["accuracies"][-1] for cell, result in mine.items()}
     first = next(iter(mine.values()))
-    chosen = settings.of(method)
     found = {
         "label": METHODS[method].label,
-        "settings": {**chosen.strategy, "rounds": len(first["accuracies"]) - 1},
+        "settings": first["settings"],
         **figures([_matrix(names, method, seed, last) for seed in seeds]),
+        "draws": _draws(method, weights, mine),
         "by_round": _by_round(names, method, seeds, mine),
         "conflict": _conflict(mine),
         "condition_number": _conditions(mine),
@@ -70,6 +80,22 @@ def _method(
         areas = {cell: result["areas"] for cell, result in mine.items()}
         found["areas"] = figures([_matrix(names, method, seed, areas) for seed in seeds])
     return found
+
+
+def _draws(method: str, weights: Mapping[int, Weights], results: Results) -> dict[str, list[float] | None]:
+    """G, P and C of each draw, mean over the seeds."""
+    every = []
+    for seed, mine in weights.items():
+        every.append(matrices(mine, [results[Cell(method, seed, held_out)]["hits"] for held_out in mine]))
+    mean = np.mean(every, axis=0)
+    off = ~np.eye(mean.shape[1], dtype=bool)
+    found = {
+        "G": np.diagonal(mean, axis1=1, axis2=2).mean(axis=1),
+        "P": mean[:, off].mean(axis=1),
+        "C": mean.mean(axis=(1, 2)),
+    }
+    own = ("G", "P", "C") if METHODS[method].generalises else ("P",)
+    return {name: [round(float(value), 6) for value in found[name]] if name in own else None for name in found}
 
 
 def _matrix(names: Sequence[str], method: str, seed: int, values: Mapping[Cell, Mapping[str, float | None]]) -> Matrix:

@@ -4,9 +4,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Table", "all_tables", "clients", "costs", "figures", "geometry", "matrix", "percent", "settings"]
+import numpy as np
+
+from veilfed.jobs import StrategySpec
+
+__all__ = [
+    "OURS",
+    "Table",
+    "all_tables",
+    "clients",
+    "costs",
+    "difference",
+    "differences",
+    "figures",
+    "gap",
+    "geometry",
+    "matrix",
+    "percent",
+    "settings",
+]
 
 Document = Mapping[str, Any]
+
+OURS = "fedot-b"
+# What all methods have; shown where a job has something else.
+USUAL = {name: field.default for name, field in StrategySpec.model_fields.items()}
 
 LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "^": r"\^{}"}
 
@@ -97,14 +119,43 @@ def geometry(document: Document) -> Table:
 
 
 def settings(document: Document) -> Table:
-    """Rates, r and rounds of each method."""
+    """Rounds and parameters of each method's jobs; of those that all methods have, what is not the default."""
     keys = ["rounds", "classifier_rate", "transform_rate", "blocks"]
     rows = []
     for found in document["methods"].values():
-        chosen = found["settings"]
-        others = [f"{name} {value}" for name, value in chosen.items() if name not in keys]
-        rows.append([found["label"], *(str(chosen.get(key, "-")) for key in keys), ", ".join(others) or "-"])
+        used = found["settings"]
+        others = [
+            f"{name} {value}"
+            for name, value in used.items()
+            if name not in keys and (name not in USUAL or value != USUAL[name])
+        ]
+        rows.append([found["label"], *(str(used.get(key, "-")) for key in keys), ", ".join(others) or "-"])
     return Table(f"{document['task']}: settings", ["method", "rounds", "rate of w_g", "rate of X", "r", "others"], rows)
+
+
+def differences(document: Document) -> Table:
+    """FEDOT(+B) minus each other method."""
+    rows = [
+        [found["label"], *(difference(document, OURS, name, figure) for figure in ("G", "P", "C"))]
+        for name, found in document["methods"].items()
+        if name != OURS
+    ]
+    return Table(f"{document['task']}: FEDOT(+B) minus, points", ["FEDOT(+B) minus", "G", "P", "C"], rows)
+
+
+def difference(document: Document, one: str, other: str, figure: str) -> str:
+    """one - other in points, with its interval; a dash where one of them has no such figure."""
+    found = gap(document, one, other, figure)
+    return "-" if found is None else "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in found))
+
+
+def gap(document: Document, one: str, other: str, figure: str) -> tuple[float, float, float] | None:
+    """one - other: the mean over the seeds, and between what 95 of 100 values lie when test groups are drawn again."""
+    found = [document["methods"][name] for name in (one, other)]
+    if any(method[figure]["mean"] is None for method in found):
+        return None
+    low, high = np.percentile(np.subtract(*(method["draws"][figure] for method in found)), [2.5, 97.5])
+    return found[0][figure]["mean"] - found[1][figure]["mean"], float(low), float(high)
 
 
 def clients(document: Document) -> Table:
@@ -127,6 +178,7 @@ def all_tables(document: Document) -> dict[str, Table]:
         "costs": costs,
         "geometry": geometry,
         "settings": settings,
+        **({"differences": differences} if OURS in document["methods"] else {}),
     }
     found = {name: make(document) for name, make in makers.items()}
     return found | {f"matrix-{method}": matrix(document, method) for method in document["methods"]}

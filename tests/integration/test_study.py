@@ -1,15 +1,25 @@
 """`veilfed study` as its users run it, on a folder of small images."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
+from client_agent.cache import HEADER_BYTES
 from tests.support.processes import Process, until, veilfed
+from veilfed.demo.federation import Federation
+from veilfed.demo.run import run_jobs
+from veilfed.demo.study import Cell, round_accuracies
+from veilfed.demo.tasks import HEART
+from veilfed.demo.workspace import Workspace
 from veilfed.errors import Code
+from veilfed.packages import default_folder
+from veilfed_study.methods import METHODS
 
 DOMAINS = ("Real World", "clipart", "sketch")
 
@@ -29,18 +39,19 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def arguments(images: Path, out: Path, *more: str | Path) -> list[str | Path]:
+def arguments(images: Path, out: Path, *more: str | Path, command: str = "fedot") -> list[str | Path]:
     cache = images.parent / "cache"
-    return ["study", "fedot", "--data", images, "--fm", "vit", "--cache", cache, "--out", out, *more]
+    return ["study", command, "--data", images, "--fm", "vit", "--cache", cache, "--out", out, *more]
 
 
 def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(veilfed(*words), capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(veilfed(*words), capture_output=True, text=True, timeout=400, check=False)
 
 
 def test_a_study_that_is_killed_goes_on_where_it_was(images: Path, tmp_path: Path) -> None:
     words = arguments(images, tmp_path / "out", "--methods", "averaging,fedot-b", "--seeds", "50")
-    cells = tmp_path / "out" / "cells"
+    out = tmp_path / "out" / "shades-vit"
+    cells = out / "cells"
     process = Process(veilfed(*words), tmp_path / "log")
     try:
         until(lambda: cells.is_dir() and any(cells.glob("[a-z]*.json")), 100, "a finished cell")
@@ -55,8 +66,8 @@ def test_a_study_that_is_killed_goes_on_where_it_was(images: Path, tmp_path: Pat
     assert found["domains"] == {"real-world": 16, "clipart": 16, "sketch": 16}
     assert found["methods"]["averaging"]["C"]["mean"] > 0.9
     for name in ("accuracy.svg", "conflict.png", "matrix-fedot-b.svg"):
-        assert (tmp_path / "out" / "plots" / name).stat().st_size > 1000
-    assert (tmp_path / "out" / "tables" / "figures.tex").exists()
+        assert (out / "plots" / name).stat().st_size > 1000
+    assert (out / "tables" / "figures.tex").exists()
 
 
 def test_an_unknown_method_is_refused_before_anything_is_embedded(images: Path, tmp_path: Path) -> None:
@@ -65,3 +76,126 @@ def test_an_unknown_method_is_refused_before_anything_is_embedded(images: Path, 
     assert "there is no method 'fedprox'" in done.stderr
     assert "Methods: all, zero-shot, averaging" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_chooses_settings_that_a_study_then_has(images: Path, tmp_path: Path) -> None:
+    """In a folder that is called like a task, which it is not."""
+    folder = images.parent / "heart"
+    shutil.copytree(images, folder)
+    words = ["--methods", "averaging,fedot-b", "--blocks", "8", "--rounds", "1,2", "--folds", "2"]
+    rates = ["--classifier-rates", "0.01", "--other-rates", "0.001,0.002"]
+    done = call(*arguments(folder, tmp_path, *words, *rates, command="sweep"))
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "heart-vit"
+    settings = yaml.safe_load((out / "settings.yaml").read_text())
+    assert settings["split"] == 50
+    assert settings["methods"]["fedot-b"]["strategy"]["blocks"] == 8
+    grid = json.loads((out / "sweep.json").read_text())["methods"]
+    assert {method: len(found["grid"]) for method, found in grid.items()} == {"averaging": 2, "fedot-b": 4}
+    more: list[str | Path] = ["--methods", "fedot-b", "--seeds", "77,98", "--settings", out / "settings.yaml"]
+    done = call(*arguments(folder, tmp_path, *more))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / "study.json").read_text())
+    assert (found["task"], found["split"]) == ("heart", 50)
+    used = found["methods"]["fedot-b"]["settings"]
+    assert used["rounds"] == settings["methods"]["fedot-b"]["rounds"]
+    assert used["transform_rate"] == settings["methods"]["fedot-b"]["strategy"]["transform_rate"]
+    assert "beside" not in found
+
+
+def test_many_clients(images: Path, tmp_path: Path) -> None:
+    words: list[str | Path] = [
+        "--methods",
+        "averaging,all-local",
+        "--seeds",
+        "50",
+        "--clients",
+        "2,3",
+        "--json",
+        tmp_path / "found.json",
+    ]
+    done = call(*arguments(images, tmp_path / "out", *words, command="scale"))
+    assert done.returncode == 0, done.stderr
+    assert "accuracy over the number of clients" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["clients"] == [2, 3]
+    local = found["methods"]["FEDOT, all local"]
+    assert [row["G"]["mean"] for row in local] == [None, None]
+    assert local[1]["P"]["mean"] > 0.9
+    assert (tmp_path / "out" / "shades-vit" / "scale-by-domain.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_report_of_a_real_task(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "results.md"
+    words: list[str | Path] = [
+        "--tasks",
+        "heart",
+        "--seeds",
+        "50",
+        "--scale-seeds",
+        "none",
+        "--out",
+        tmp_path / "out",
+        "--page",
+        page,
+    ]
+    done = call("study", "report", *words)
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert "Written by `veilfed study report --tasks heart --seeds 50 --scale-seeds none`" in text
+    found = json.loads((tmp_path / "out" / "heart-minilm" / "study.json").read_text())
+    assert set(found["methods"]) == set(METHODS)
+    for name in ("ridge-pooled", "ridge-alone"):
+        assert f"| {found['beside'][name]['label']} |" in text
+    assert f"| {100 * found['methods']['fedot-b']['C']['mean']:.1f} |" in text
+    assert (page.parent / "figures" / "heart-accuracy.svg").exists()
+
+
+@pytest.mark.slow
+def test_a_study_of_a_real_task_has_the_models_of_the_services(tmp_path: Path) -> None:
+    """Heart, the real MiniLM, four agents and their oracles; the study has the embeddings that the oracles gave."""
+    workspace, held_out, rounds = Workspace(tmp_path / "services", HEART), "cleveland", 5
+    federation = Federation(workspace, default_folder())
+    cells = {"fedot-b": Cell(held_out, 50, "orthogonal"), "averaging": Cell(held_out, 50, "identity")}
+    try:
+        federation.enroll()
+        federation.serve()
+        jobs = run_jobs(federation, list(cells.values()), rounds)
+    finally:
+        federation.stop()
+    rates = {"classifier_rate": HEART.classifier_rate}
+    fedot = {**rates, "transform_rate": HEART.transform_rate, "blocks": HEART.blocks}
+    settings = {"averaging": {"rounds": rounds, "strategy": rates}, "fedot-b": {"rounds": rounds, "strategy": fedot}}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump({"methods": settings}))
+    words: list[str | Path] = [
+        "--methods",
+        "averaging,fedot-b",
+        "--seeds",
+        "50",
+        "--settings",
+        tmp_path / "settings.yaml",
+    ]
+    done = call(
+        "study", "fedot", "--task", "heart", *words, "--cache", merged(workspace, tmp_path / "cache"), "--out", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for method, cell in cells.items():
+        (path,) = (tmp_path / "heart-minilm" / "cells").glob(f"{method}-50-without-{held_out}-*.json")
+        found = json.loads(path.read_text())["result"]
+        assert found["model_sha256"] == jobs[cell].rounds[-1].model_sha256
+        others = [name for name in HEART.domains if name != held_out]
+        assert [(row[held_out], np.mean([row[name] for name in others])) for row in found["accuracies"]] == (
+            round_accuracies(jobs[cell], held_out)
+        )
+
+
+def merged(workspace: Workspace, folder: Path) -> Path:
+    """One cache with the records of all agents' caches."""
+    folder.mkdir()
+    for institution in workspace.institutions:
+        (cache,) = (institution.agent_folder / "state" / "embeddings").glob("*.cache")
+        target = folder / cache.name
+        data = cache.read_bytes()
+        target.write_bytes(target.read_bytes() + data[HEADER_BYTES:] if target.exists() else data)
+    return folder

@@ -19,8 +19,9 @@ from veilfed.wire.tensors import Arrays
 from veilfed_study import measures, sweep
 from veilfed_study.cells import Cell, job_of
 from veilfed_study.methods import METHODS, MethodSettings, Settings, built_in_settings, named, possible, read_settings
-from veilfed_study.options import counts
-from veilfed_study.parts import Part, fold_numbers, split_parts, validation_parts
+from veilfed_study.options import choice, counts
+from veilfed_study.parts import Domain, Part, fold_numbers, split_parts, validation_parts
+from veilfed_study.report import tasks
 from veilfed_study.runner import Results, run
 from veilfed_study.simulation import last_model
 from veilfed_study.store import Store
@@ -176,13 +177,15 @@ def test_results_of_other_settings_or_data_are_computed_anew(tmp_path: Path) -> 
     assert kept(SUBJECT, 1) == [False] * 3
     other = replace(SUBJECT, domains={**SUBJECT.domains, "two": domain("two", 0.3)})
     assert kept(other, 1) == [False] * 3
+    # And do not take the place of the first.
+    assert kept(SUBJECT, 2) == [True] * 3
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     run(SUBJECT, ["averaging"], [50], settings(), Store(tmp_path))
-    path = tmp_path / "averaging-50-without-two.json"
+    (path,) = tmp_path.glob("averaging-50-without-two-*.json")
     path.write_text("{")
-    with pytest.raises(VeilfedError, match=r"averaging-50-without-two\.json: not JSON") as caught:
+    with pytest.raises(VeilfedError, match=r"averaging-50-without-two-\w+\.json: not JSON") as caught:
         run(SUBJECT, ["averaging"], [50], settings(), Store(tmp_path))
     assert caught.value.code is Code.STATE_CORRUPT
 
@@ -212,13 +215,31 @@ def test_folds_are_even_within_each_class() -> None:
         assert counts.max() - counts.min() <= 2  # one group of two
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=4, max_size=60),
+    st.integers(2, 5),
+    st.integers(0),
+)
+def test_folds_keep_groups_whole_whatever_their_classes(rows: list[tuple[int, int]], folds: int, seed: int) -> None:
+    groups = [str(group) for group, _ in rows]
+    labels = np.array([label for _, label in rows], np.int64)
+    samples = Samples("text", groups, [CLASSES[label] for label in labels], groups)
+    every = np.arange(len(rows))
+    numbers = fold_numbers(
+        Part(Domain(samples, np.empty((len(rows), 1), np.float32), labels), every, every), folds, seed
+    )
+    assert len({(group, number) for group, number in zip(groups, numbers, strict=True)}) == len(set(groups))
+    assert set(numbers) <= set(range(folds))
+
+
 GRID = sweep.Grid([5e-3, 2e-2], [1e-2], [1, 2], [1, 3])
+VALIDATION = sweep.Validation(split=50, folds=3, used=1)
 
 
 def test_a_sweep_chooses_from_the_grid_and_never_sees_test_labels(tmp_path: Path) -> None:
     """Test labels are replaced: the figures stay the same."""
     methods = ["averaging", "all-local", "fedot-b"]
-    found = sweep.sweep(SUBJECT, methods, [50], GRID, 3, 1, Store(tmp_path / "a"))
+    found = sweep.sweep(SUBJECT, methods, [50], GRID, VALIDATION, Store(tmp_path / "a"))
     assert {method: len(rows["grid"]) for method, rows in found["methods"].items()} == {
         "averaging": 2 * 2,
         "all-local": 2 * 2 * 2,
@@ -233,14 +254,60 @@ def test_a_sweep_chooses_from_the_grid_and_never_sees_test_labels(tmp_path: Path
         labels = part.domain.labels.copy()
         labels[part.held] = 0
         blinded[name] = replace(part.domain, labels=labels)
-    again = sweep.sweep(replace(SUBJECT, domains=blinded), methods, [50], GRID, 3, 1, Store(tmp_path / "b"))
+    again = sweep.sweep(replace(SUBJECT, domains=blinded), methods, [50], GRID, VALIDATION, Store(tmp_path / "b"))
     assert again == found
+
+
+def test_the_test_rows_of_no_seed_are_among_those_that_settings_were_chosen_on(tmp_path: Path) -> None:
+    """The labels that decide in the sweep are replaced: figures of an untrained model do not move for any seed."""
+    found = sweep.sweep(SUBJECT, ["averaging"], [50, 77], GRID, VALIDATION, Store(tmp_path / "sweep"))
+    chosen = Settings.model_validate(sweep.settings_of(found))
+    assert chosen.split == VALIDATION.split
+    untrained = chosen.model_copy(update={"methods": {"averaging": MethodSettings(rounds=0)}})
+    spoilt = {}
+    for name, part in split_parts(SUBJECT.domains, CLASSES, VALIDATION.split).items():
+        labels = part.domain.labels.copy()
+        labels[part.train] = (labels[part.train] + 1) % 3
+        spoilt[name] = replace(part.domain, labels=labels)
+    figures = [
+        run(subject, ["averaging"], [50, 77, 98], untrained, Store(tmp_path / "cells"))
+        for subject in (SUBJECT, replace(SUBJECT, domains=spoilt))
+    ]
+    assert without_seconds(figures[0]) == without_seconds(figures[1])
+
+
+def test_seeds_of_one_split_share_their_test_rows_and_others_do_not() -> None:
+    assert Settings(split=7).split_of(50) == Settings(split=7).split_of(77) == 7
+    assert Settings().split_of(77) == 77
+
+
+def test_a_sweep_goes_on_where_it_was_stopped_and_knows_the_defaults_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finished() -> int:
+        return len(list(tmp_path.glob("averaging-*.json")))
+
+    sweep.sweep(SUBJECT, ["averaging"], [50], GRID, VALIDATION, Store(tmp_path))
+    first = finished()
+    sweep.sweep(SUBJECT, ["averaging"], [50], GRID, VALIDATION, Store(tmp_path))
+    assert finished() == first == 2
+    batches = replace(METHODS["averaging"], defaults={"batch_size": 32})
+    monkeypatch.setitem(METHODS, "averaging", batches)
+    sweep.sweep(SUBJECT, ["averaging"], [50], GRID, VALIDATION, Store(tmp_path))
+    assert finished() == 2 * first
+
+
+def test_a_sweep_checks_all_jobs_before_it_runs_one(tmp_path: Path) -> None:
+    bad = replace(GRID, blocks=[1, 3])
+    with refused(Code.JOB_INVALID, "blocks (3) must divide dimension (8)"):
+        sweep.sweep(SUBJECT, ["averaging", "fedot-b"], [50], bad, VALIDATION, Store(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("folds", "used"), [(1, 1), (3, 4), (3, 0)])
 def test_a_sweep_needs_folds(tmp_path: Path, folds: int, used: int) -> None:
     with pytest.raises(VeilfedError, match="two folds are needed"):
-        sweep.sweep(SUBJECT, ["averaging"], [50], GRID, folds, used, Store(tmp_path))
+        sweep.sweep(SUBJECT, ["averaging"], [50], GRID, sweep.Validation(50, folds, used), Store(tmp_path))
 
 
 def row(rounds: int, c: float) -> dict[str, float]:
@@ -280,10 +347,76 @@ def test_fedot_b_has_blocks_where_the_settings_do_not_say_how_many() -> None:
         for name, chosen in {"fedot": Settings().of("fedot"), "fedot-b": Settings().of("fedot-b")}.items()
     }
     assert {name: getattr(strategy, "blocks", None) for name, strategy in jobs.items()} == {"fedot": 1, "fedot-b": 8}
-    four = MethodSettings(strategy={"blocks": 4, "dimension": 5})
+    four = MethodSettings(strategy={"blocks": 4})
     strategy = job_of(SUBJECT, "fedot-b", four, 50, ["one", "three"], ["two"]).strategy
     assert getattr(strategy, "blocks", None) == 4
-    assert strategy.dimension == SUBJECT.dimension
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [("averaging", "classes"), ("fedot-b", "dimension"), ("fedot", "blocks"), ("averaging", "transform")],
+)
+def test_what_is_not_for_settings_to_say_is_refused(method: str, key: str) -> None:
+    with refused(Code.JOB_INVALID, f"method {method}: strategy.{key} is not a setting"):
+        job_of(SUBJECT, method, MethodSettings(strategy={key: 1}), 50, ["one", "three"], ["two"])
+
+
+def test_the_settings_that_are_told_are_those_of_the_jobs(whole: tuple[Results, Any]) -> None:
+    told = {name: found["settings"] for name, found in whole[1]["methods"].items()}
+    assert told["zero-shot"]["rounds"] == 0
+    assert "classifier_rate" not in told["zero-shot"]
+    assert "classifier_rate" not in told["fedclip-text"]
+    assert told["averaging"] == {
+        "rounds": 3,
+        "classifier_rate": 5e-3,
+        "batch_size": 32,
+        "temperature": 20.0,
+        "initial": "random",
+        "init_norm": 0.1,
+        "epochs": 1,
+        "weighting": "uniform",
+        "transform": "identity",
+    }
+    assert told["fedot"]["blocks"] == 1
+    assert told["fedgh"]["header_rate"] == 5e-3  # the job's default: the settings do not say
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"fm": "vit"},
+        {"set_name": "pacs"},
+        {"institutions": 3},
+        {"characters": "digits"},
+        {"prompts": Path("prompts.yaml")},
+    ],
+)
+def test_what_is_for_a_folder_is_refused_beside_a_task(option: dict[str, Any]) -> None:
+    with refused(Code.INPUT_INVALID, "is for --data; a task has its own"):
+        choice(task="heart", **option)
+
+
+def test_a_subject_is_a_task_or_a_folder_with_a_model(tmp_path: Path) -> None:
+    with refused(Code.INPUT_INVALID, "say what to study"):
+        choice()
+    with refused(Code.INPUT_INVALID, "say what to study"):
+        choice(task="heart", data=tmp_path)
+    with refused(Code.INPUT_INVALID, "--data needs --fm"):
+        choice(data=tmp_path)
+
+
+def test_the_tasks_of_a_report_are_named_or_refused() -> None:
+    assert tasks("heart, vader") == ["vader", "heart"]
+    with refused(Code.INPUT_INVALID, "there is no task 'mnist'"):
+        tasks("heart,mnist")
+    with refused(Code.INPUT_INVALID, "no task is named"):
+        tasks(",")
+
+
+def test_characters_choose_the_classes_of_femnist_alone(tmp_path: Path) -> None:
+    for name in (None, "pacs"):
+        with refused(Code.INPUT_INVALID, "for the set femnist alone"):
+            of_folder(tmp_path, "vit", tmp_path, tmp_path, set_name=name, characters="digits")
 
 
 def test_counts_are_from_one_on() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from tests.support.studies import CLASSES, NAMES, made_up
 from veilfed.errors import Code, VeilfedError
 from veilfed_study import page, plots, tables
 from veilfed_study.methods import METHODS, MethodSettings, Settings
+from veilfed_study.parts import split_parts
 from veilfed_study.report import keep
+from veilfed_study.resampling import DRAWS, matrices, weights_of
 from veilfed_study.runner import run
 from veilfed_study.scale import Division, clients_of, scale
 from veilfed_study.store import Store
@@ -48,6 +51,9 @@ def test_tables_have_the_figures(found: dict[str, Any]) -> None:
     assert f"{100 * mine['C']['mean']:.1f} ± {100 * mine['C']['sd']:.1f}" in line
     assert f"{100 * mine['areas']['G']['mean']:.1f}" in line
     assert re.search(r"\| FEDOT, all local \| - \| [\d.]+ ± [\d.]+ \| - \|", markdown)
+    assert re.search(
+        r"\| FEDOT, all local \| - \| [-+][\d.]+ \(.* to .*\) \| - \|", tables.differences(found).markdown()
+    )
     matrix = tables.matrix(found, "fedot-b").markdown()
     assert f"{100 * mine['matrix'][1][0]:.1f}" in matrix.splitlines()[3]
     costs = tables.costs(found).markdown()
@@ -102,52 +108,129 @@ def shifted(value: dict[str, Any]) -> dict[str, Any]:
     return value if value["mean"] is None else {**value, "mean": value["mean"] / 2}
 
 
-def test_differences_are_taken_seed_by_seed() -> None:
-    methods = {"one": {"C": {"seeds": [0.5, 0.7]}}, "two": {"C": {"seeds": [0.4, 0.6]}}}
-    assert page.difference({"methods": methods}, "one", "two", "C") == "+10.0 ± 0.0"
+def test_a_difference_has_the_interval_of_its_draws() -> None:
+    draws = np.linspace(0.1, 0.2, 1001).tolist()
+    mean = {"mean": 0.5}, {"mean": 0.4}
+    methods = {"one": {"C": mean[0], "draws": {"C": draws}}, "two": {"C": mean[1], "draws": {"C": [0.0] * 1001}}}
+    assert tables.difference({"methods": methods}, "one", "two", "C") == "+10.0 (+10.2 to +19.8)"
+    alone = {"one": methods["one"], "two": {"C": {"mean": None}}}
+    assert tables.difference({"methods": alone}, "one", "two", "C") == "-"
+
+
+def test_whoever_leads_by_less_than_the_interval_is_level(found: dict[str, Any]) -> None:
+    def lead(low: float, high: float) -> str:
+        rows = {
+            "fedot-b": {"label": "B", "C": {"mean": 0.6}, "draws": {"C": [low, high]}},
+            "fedlt": {"label": "LT", "C": {"mean": 0.5}, "draws": {"C": [0.5, 0.5]}},
+        }
+        return page._lead({"methods": rows}, "C").split(":")[0]
+
+    assert (lead(0.55, 0.65), lead(0.45, 0.65), lead(0.5, 0.65)) == ("yes", "level", "yes")
+
+
+def test_draws_of_two_methods_are_on_the_same_samples(found: dict[str, Any]) -> None:
+    for method in found["methods"].values():
+        assert len(method["draws"]["P"]) == DRAWS
+        assert np.mean(method["draws"]["P"]) == pytest.approx(method["P"]["mean"], abs=0.01)
+    rows = [found["methods"][name]["draws"]["P"] for name in ("fedot", "fedot-b")]
+    assert np.std(np.subtract(*rows)) < np.std(rows[0])
+
+
+def test_equal_weights_would_give_the_matrix_itself() -> None:
+    parts = split_parts(SUBJECT.domains, CLASSES, 50)
+    rng = np.random.default_rng(1)
+    hits = [{name: rng.integers(0, 2, len(part.held)).tolist() for name, part in parts.items()} for _ in NAMES]
+    even = {name: np.full((2, len(part.held)), 1 / len(part.held)) for name, part in parts.items()}
+    expected = [[np.mean(row[name]) for name in NAMES] for row in hits]
+    np.testing.assert_allclose(matrices(even, hits), [expected, expected])
+
+
+def test_weights_are_of_groups_and_add_up() -> None:
+    parts = split_parts(SUBJECT.domains, CLASSES, 50)
+    for name, weights in weights_of(parts, 50).items():
+        assert weights.shape == (DRAWS, len(parts[name].held))
+        np.testing.assert_allclose(weights.sum(axis=1), 1)
+        groups = [parts[name].domain.samples.groups[row] for row in parts[name].held]
+        assert len(np.unique(weights[0])) == len(set(groups))
 
 
 # Many clients.
 
 
 @pytest.mark.parametrize("division", [Division("by-domain"), Division("dirichlet", 0.3)], ids=lambda made: made.split)
-def test_clients_have_every_sample_of_the_other_domains_once(division: Division) -> None:
-    clients = clients_of(SUBJECT, "two", 20, division, 50)
+def test_clients_keep_the_sides_of_the_split_and_share_no_row(division: Division) -> None:
+    parts = split_parts(SUBJECT.domains, CLASSES, 50)
+    others = [parts["one"], parts["three"]]
+    clients, left_out = clients_of(others, 20, division, 50)
     assert len(clients) == 20
-    rows = np.concatenate([client.features for client in clients.values()])
-    expected = np.concatenate([SUBJECT.domains[name].features for name in ("one", "three")])
-    assert sorted(map(bytes, rows)) == sorted(map(bytes, expected))
+    for side in ("training", "evaluation"):
+        rows = [row for client in clients.values() for row in map(bytes, getattr(client, side)[0])]
+        known = {row for part in others for row in map(bytes, getattr(part, side)[0])}
+        assert len(rows) == len(set(rows))
+        assert set(rows) <= known
+        assert left_out or set(rows) == known
     for client in clients.values():
-        assert [CLASSES[label] for label in client.labels] == list(client.samples.labels)
+        assert len(client.train)
+        assert len(client.held)
         if division.split == "by-domain":
-            assert len({group.split(":")[0] for group in client.samples.groups}) == 1
+            assert len({client.domain.samples.groups[row].split(":")[0] for row in client.train}) == 1
+
+
+def test_no_client_trains_on_a_group_that_is_tested_elsewhere() -> None:
+    """Domains with the same groups, as one icon in several styles."""
+    shared = {
+        name: replace(domain, samples=replace(domain.samples, groups=[str(row // 2) for row in range(180)]))
+        for name, domain in SUBJECT.domains.items()
+    }
+    parts = split_parts(shared, CLASSES, 50)
+    tested = {str(row // 2) for row in parts["two"].held}
+    for division in (Division("by-domain"), Division("dirichlet", 5.0)):
+        clients, _ = clients_of([parts["one"], parts["three"]], 10, division, 50)
+        trained = {client.domain.samples.groups[row] for client in clients.values() for row in client.train}
+        assert trained
+        assert not trained & tested
 
 
 def test_scale_gives_figures_for_each_number_of_clients(tmp_path: Path) -> None:
     told: list[str] = []
-    arguments = (SUBJECT, ["averaging", "fedot-b"], [50], [1, 6], Division("by-domain"), SETTINGS)
+    arguments = (SUBJECT, ["averaging", "all-local", "fedot-b"], [50], [1, 6], Division("by-domain"), SETTINGS)
     found = scale(*arguments, Store(tmp_path), told.append)
-    assert len(told) == 2 * 3 * 2
+    assert len(told) == 3 * 3 * 2
     assert found["clients"] == [1, 6]
-    for rows in found["methods"].values():
+    for label, rows in found["methods"].items():
         assert len(rows) == 2
-        assert all(0 <= row[name]["mean"] <= 1 for row in rows for name in ("G", "P"))
+        assert all(0 <= row["P"]["mean"] <= 1 for row in rows)
+        assert all((row["G"]["mean"] is None) == (label == "FEDOT, all local") for row in rows)
     assert scale(*arguments, Store(tmp_path)) == found
     assert "| 6 |" in tables.clients(found).markdown()
-    assert "made-up, by-domain, 2 rounds" in page.many_clients([found])
+    text = page.many_clients([found])
+    assert "made-up, by-domain" in text
+    assert "FEDOT(+B): rounds 2, rate of w_g 0.005, rate of X 0.0005, r 2" in text
     plots.write(plots.scale_curves(found), tmp_path, "scale")
 
 
-def test_clients_with_too_few_samples_are_left_out_and_counted(tmp_path: Path) -> None:
-    """180 groups of two for 120 clients: some have one group alone, which cannot be divided."""
-    found = scale(SUBJECT, ["averaging"], [50], [100], Division("dirichlet", 0.1), SETTINGS, Store(tmp_path))
-    assert found["left_out"] > 0
+def test_as_many_clients_take_part_as_is_said_and_the_others_are_counted() -> None:
+    """270 groups of two for 40 clients: some have no training or no test row."""
+    parts = list(split_parts(SUBJECT.domains, CLASSES, 50).values())
+    clients, left_out = clients_of(parts, 40, Division("dirichlet", 0.5), 50)
+    assert len(clients) == 40
+    assert left_out > 0
 
 
-def test_more_clients_than_groups_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(VeilfedError) as caught:
-        scale(SUBJECT, ["averaging"], [50], [1000], Division("by-domain"), SETTINGS, Store(tmp_path))
-    assert caught.value.code is Code.DATA_INVALID
+def test_more_clients_than_can_be_made_are_refused(tmp_path: Path) -> None:
+    for count in (100, 1000):
+        with pytest.raises(VeilfedError) as caught:
+            scale(SUBJECT, ["averaging"], [50], [count], Division("by-domain"), SETTINGS, Store(tmp_path))
+        assert caught.value.code is Code.DATA_INVALID
+    with pytest.raises(VeilfedError, match="there is no division 'random'"):
+        Division.named("random", 1.0)
+
+
+def test_many_clients_are_checked_before_one_job_is_run(tmp_path: Path) -> None:
+    bad = Settings(methods={"fedot-b": MethodSettings(rounds=1, strategy={"blocks": 3})})
+    with pytest.raises(VeilfedError, match="must divide dimension"):
+        scale(SUBJECT, ["averaging", "fedot-b"], [50], [4], Division("by-domain"), bad, Store(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 # The ridge on raw columns.

@@ -1,10 +1,10 @@
 """Options that several commands take: said once, as the parameters of a function that makes something of them.
 
-    def connection(host: Annotated[str, typer.Option()], port: Annotated[int, typer.Option()] = 443) -> Connection: ...
+def connection(host: Annotated[str, typer.Option()], port: Annotated[int, typer.Option()] = 443) -> Connection: ...
 
-    @app.command()
-    @taking(connection)
-    def show(connection: Connection, name: str) -> None: ...      # show NAME --host H --port P
+@app.command()
+@taking(connection)
+def show(connection: Connection, name: str) -> None: ...      # show NAME --host H --port P
 """
 
 import inspect
