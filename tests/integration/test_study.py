@@ -45,7 +45,7 @@ def arguments(images: Path, out: Path, *more: str | Path, command: str = "fedot"
 
 
 def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(veilfed(*words), capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(veilfed(*words), capture_output=True, text=True, timeout=800, check=False)
 
 
 def test_a_study_that_is_killed_goes_on_where_it_was(images: Path, tmp_path: Path) -> None:
@@ -126,6 +126,7 @@ def test_many_clients(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_report_of_a_real_task(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "results.md"
     words: list[str | Path] = [
@@ -153,9 +154,10 @@ def test_a_report_of_a_real_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_study_of_a_real_task_has_the_models_of_the_services(tmp_path: Path) -> None:
     """Heart, the real MiniLM, four agents and their oracles; the study has the embeddings that the oracles gave."""
-    workspace, held_out, rounds = Workspace(tmp_path / "services", HEART), "cleveland", 5
+    workspace, held_out, rounds = Workspace(tmp_path / "services", HEART), "cleveland", 3
     federation = Federation(workspace, default_folder())
     cells = {"fedot-b": Cell(held_out, 50, "orthogonal"), "averaging": Cell(held_out, 50, "identity")}
     try:
