@@ -4,9 +4,10 @@
 
 d = 768, batches of 64, 10 classes, one thread, float32; r = 1, 8 and 96 blocks. A step is loss, gradients and Adam on
 (w_g, X). The formed w_l is computed in the two ways that people write it, (I + R) inv(I - R) and solve(I - R, I + R).
-Adam is torch's fused kernel for all of them: ours by the trainer, theirs as torch.optim.Adam(fused=True). Times are the process's own on a processor, which for one thread on a quiet machine are those on
-the wall; the contenders take turns, so that a busy machine disturbs all of them, and the fastest step of each counts.
-`ratio` is the faster of the two formed ways over ours, at r = 1.
+Adam is torch's fused operator for all of them: ours as the trainer calls it, theirs by torch.optim.Adam(fused=True).
+Times are the process's own on a processor, which for one thread on a quiet machine are those on the wall; the
+contenders take turns, so that a busy machine disturbs all of them, and the fastest step of each counts. `ratio` is the
+faster of the two formed ways over ours, at r = 1.
 """
 
 import argparse

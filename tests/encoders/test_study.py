@@ -31,8 +31,22 @@ def images(root: Path) -> Path:
 
 def test_a_study_with_a_model_of_open_clip(tmp_path: Path) -> None:
     model = write(tmp_path / "tiny", CONFIG, PREPROCESS["clip"])
-    words: list[str | Path] = ["--data", images(tmp_path / "Shades"), "--fm", f"open_clip:{model}", "--cache", tmp_path / "cache"]
-    more: list[str | Path] = ["--methods", "zero-shot,averaging,fedot-b-text", "--seeds", "50", "--out", tmp_path / "out"]
+    words: list[str | Path] = [
+        "--data",
+        images(tmp_path / "Shades"),
+        "--fm",
+        f"open_clip:{model}",
+        "--cache",
+        tmp_path / "cache",
+    ]
+    more: list[str | Path] = [
+        "--methods",
+        "zero-shot,averaging,fedot-b-text",
+        "--seeds",
+        "50",
+        "--out",
+        tmp_path / "out",
+    ]
     done = subprocess.run(
         veilfed("study", "fedot", *words, *more), capture_output=True, text=True, timeout=400, check=False
     )

@@ -12,6 +12,7 @@ from PIL import Image
 
 from client_agent.cache import HEADER_BYTES
 from tests.support.processes import Process, until, veilfed
+from tests.unit.test_data_femnist import write, writer
 from veilfed.demo.federation import Federation
 from veilfed.demo.run import run_jobs
 from veilfed.demo.study import Cell, round_accuracies
@@ -20,6 +21,7 @@ from veilfed.demo.workspace import Workspace
 from veilfed.errors import Code
 from veilfed.packages import default_folder
 from veilfed_study.methods import METHODS
+from veilfed_study.subjects import of_folder
 
 DOMAINS = ("Real World", "clipart", "sketch")
 
@@ -76,6 +78,18 @@ def test_an_unknown_method_is_refused_before_anything_is_embedded(images: Path, 
     assert "there is no method 'fedprox'" in done.stderr
     assert "Methods: all, zero-shot, averaging" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_ten_digits_of_femnist(images: Path, tmp_path: Path) -> None:
+    users = {f"writer{number}": writer(number, [0, 9, 10, 61]) for number in range(6)}
+    root = write(tmp_path / "all_data", [users])
+    cache = images.parent / "cache"
+    subject = of_folder(root, "vit", default_folder(), cache, set_name="femnist", institutions=2, characters="digits")
+    assert subject.classes == tuple("0123456789")
+    assert {name: domain.labels.tolist() for name, domain in subject.domains.items()} == {
+        "writers-1": [0, 9] * 3,
+        "writers-2": [0, 9] * 3,
+    }
 
 
 def test_a_sweep_chooses_settings_that_a_study_then_has(images: Path, tmp_path: Path) -> None:
