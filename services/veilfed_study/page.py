@@ -62,8 +62,8 @@ def _how(studies: Sequence[Document]) -> str:
         "training rows ([how](choosing-rates.md)). The split into training and test rows is one for all seeds "
         f"(seed {studies[0]['split']}), so no row that settings were chosen on is a test row anywhere. The seeds "
         f"({seeds}) move first values and batches: mean ± standard deviation over them says what training leaves to "
-        "chance, and nothing about other samples. That is what the intervals of differences are for: 95 of 100 values "
-        "are between the two numbers when the test rows are drawn again, by group, for both methods alike "
+        "chance, and nothing about other samples. The intervals of differences have both: 95 of 100 values are between "
+        "the two numbers when test rows (by group) and seeds are drawn again, for both methods alike "
         "([how](studies.md)). What another training split would bring is in neither.\n"
     )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from veilfed_study.cells import Cell
 from veilfed_study.methods import METHODS, Settings
 from veilfed_study.parts import split_parts
-from veilfed_study.resampling import Weights, matrices, weights_of
+from veilfed_study.resampling import Weights, drawn, matrices, weights_of
 from veilfed_study.runner import Results
 from veilfed_study.subjects import Subject
 
@@ -27,7 +27,7 @@ def document(
 ) -> dict[str, Any]:
     """All figures of a study. Spreads are standard deviations over the seeds (n - 1); with one seed there is none.
 
-    `draws` of a method are its figures (means over the seeds) on test groups that are drawn again (`resampling`).
+    `draws` of a method are its figures on test groups and seeds that are drawn again (`resampling`).
     """
     weights = {
         seed: weights_of(
@@ -83,11 +83,13 @@ def _method(subject: Subject, method: str, weights: Mapping[int, Weights], resul
 
 
 def _draws(method: str, weights: Mapping[int, Weights], results: Results) -> dict[str, list[float] | None]:
-    """G, P and C of each draw, mean over the seeds."""
-    every = []
-    for seed, mine in weights.items():
-        every.append(matrices(mine, [results[Cell(method, seed, held_out)]["hits"] for held_out in mine]))
-    mean = np.mean(every, axis=0)
+    """G, P and C of each draw."""
+    mean = drawn(
+        [
+            matrices(mine, [results[Cell(method, seed, held_out)]["hits"] for held_out in mine])
+            for seed, mine in weights.items()
+        ]
+    )
     off = ~np.eye(mean.shape[1], dtype=bool)
     found = {
         "G": np.diagonal(mean, axis1=1, axis2=2).mean(axis=1),

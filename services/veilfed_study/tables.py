@@ -150,7 +150,7 @@ def difference(document: Document, one: str, other: str, figure: str) -> str:
 
 
 def gap(document: Document, one: str, other: str, figure: str) -> tuple[float, float, float] | None:
-    """one - other: the mean over the seeds, and between what 95 of 100 values lie when test groups are drawn again."""
+    """one - other: the mean over the seeds, and the 2.5th and 97.5th percentile of the draws (`resampling`)."""
     found = [document["methods"][name] for name in (one, other)]
     if any(method[figure]["mean"] is None for method in found):
         return None

@@ -16,7 +16,7 @@ from veilfed_study import page, plots, tables
 from veilfed_study.methods import METHODS, MethodSettings, Settings
 from veilfed_study.parts import split_parts
 from veilfed_study.report import keep
-from veilfed_study.resampling import DRAWS, matrices, weights_of
+from veilfed_study.resampling import DRAWS, drawn, matrices, weights_of
 from veilfed_study.runner import run
 from veilfed_study.scale import Division, clients_of, scale
 from veilfed_study.store import Store
@@ -143,6 +143,14 @@ def test_equal_weights_would_give_the_matrix_itself() -> None:
     even = {name: np.full((2, len(part.held)), 1 / len(part.held)) for name, part in parts.items()}
     expected = [[np.mean(row[name]) for name in NAMES] for row in hits]
     np.testing.assert_allclose(matrices(even, hits), [expected, expected])
+
+
+def test_draws_move_with_the_seeds_and_stay_where_all_agree() -> None:
+    ones = np.ones((DRAWS, 2, 2))
+    np.testing.assert_allclose(drawn([ones, ones, ones]), ones)
+    spread = drawn([0 * ones, ones])[:, 0, 0]
+    assert abs(spread.mean() - 0.5) < 0.05
+    assert spread.std() > 0.2
 
 
 def test_weights_are_of_groups_and_add_up() -> None:
