@@ -67,7 +67,7 @@ def sweep(
     used: Annotated[int | None, typer.Option(help="How many of them are evaluated on; all by default.")] = None,
     classifier_rates: Annotated[str, typer.Option(help="Rates of w_g.")] = "0.002,0.005,0.01",
     other_rates: Annotated[str, typer.Option(help="Rates of whatever else is trained.")] = "0.0001,0.0005,0.002",
-    blocks: Annotated[str, typer.Option(help="Values of r for FEDOT(+B) and its relatives.")] = "12,24",
+    blocks: Annotated[str, typer.Option(help="Values of r for FEDOT(+B) and its relatives.")] = "24",
     rounds: Annotated[str, typer.Option(help="Numbers of rounds.")] = "3,6,12,20",
     json_file: JsonFile = None,
 ) -> None:
