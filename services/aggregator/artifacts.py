@@ -3,6 +3,7 @@
     models/<2 digits>/<sha256>                      given out by Fetch
     uploads/<job>/<institution>/<sha256>[.part]     what institutions push, resumable by offset
     updates/<job>/<round>/<institution>.<sha256>    updates taken into a round until it is folded, never given out
+    sealed/<job>/<institution>.<sha256>             updates that are kept for changes of their job, never given out
 
 The functions block; call them off the event loop.
 """
@@ -13,7 +14,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ __all__ = ["Artifacts", "Ref", "Upload"]
 
 # Uploads that one institution may have in one job at a time; older ones make room.
 MAX_UPLOADS = 4
-FOLDERS = ("models", "uploads", "updates")
+FOLDERS = ("models", "uploads", "updates", "sealed")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -107,7 +108,7 @@ class Artifacts:
     """The folder. One process at a time: `open` locks it."""
 
     def __init__(self, folder: Path, lock: BinaryIO) -> None:
-        self._models, self._uploads, self._updates = (folder / name for name in FOLDERS)
+        self._models, self._uploads, self._updates, self._sealed = (folder / name for name in FOLDERS)
         self._lock = lock
         self._guard = threading.Lock()
         self._running: dict[Path, Upload] = {}
@@ -215,13 +216,14 @@ class Artifacts:
         with suppress(OSError):
             (self._uploads / job_id / institution / _name(sha256)).unlink()
 
-    # Updates.
+    # Updates of a round, or sealed ones, which have no number.
 
-    def _update(self, job_id: str, number: int, institution: str, sha256: str) -> Path:
-        return self._updates / job_id / str(number) / f"{institution}.{_name(sha256)}"
+    def _update(self, job_id: str, number: int | None, institution: str, sha256: str) -> Path:
+        folder = self._sealed / job_id if number is None else self._updates / job_id / str(number)
+        return folder / f"{institution}.{_name(sha256)}"
 
-    def put_update(self, job_id: str, number: int, institution: str, data: bytes) -> str:
-        """Keeps the bytes of an update until its round is folded; returns their SHA-256."""
+    def put_update(self, job_id: str, number: int | None, institution: str, data: bytes) -> str:
+        """Keeps the bytes of an update; returns their SHA-256."""
         sha256 = digest(data)
         path = self._update(job_id, number, institution, sha256)
         with _explained(path):
@@ -229,7 +231,7 @@ class Artifacts:
         write_atomic(path, data)
         return sha256
 
-    def keep_upload(self, job_id: str, number: int, institution: str, sha256: str) -> None:
+    def keep_upload(self, job_id: str, number: int | None, institution: str, sha256: str) -> None:
         """Keeps the file of a whole upload, which is on the disk already, as the update."""
         upload = self._uploads / job_id / institution / _name(sha256)
         path = self._update(job_id, number, institution, sha256)
@@ -239,7 +241,7 @@ class Artifacts:
                 path.hardlink_to(upload)
         sync_folder(path.parent)
 
-    def update(self, job_id: str, number: int, institution: str, sha256: str) -> bytes:
+    def update(self, job_id: str, number: int | None, institution: str, sha256: str) -> bytes:
         """Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""
         data = _read(self._update(job_id, number, institution, sha256), sha256)
         if digest(data) != sha256:
@@ -251,13 +253,25 @@ class Artifacts:
         shutil.rmtree(self._updates / job_id / str(number), ignore_errors=True)
 
     def drop_job(self, job_id: str) -> None:
-        """Removes uploads and updates of a job that has ended. Its models stay."""
+        """Removes uploads and updates of a job that has ended. Its models stay, and what is sealed."""
         for folder in (self._uploads, self._updates):
             shutil.rmtree(folder / job_id, ignore_errors=True)
 
+    def drop_sealed(self, job_id: str, keep: Collection[tuple[str, str]]) -> None:
+        """Removes the sealed updates of a job but those to keep: (institution, SHA-256)."""
+        names = {f"{institution}.{sha256}" for institution, sha256 in keep}
+        folder = self._sealed / job_id
+        with _explained(folder), suppress(FileNotFoundError):
+            for path in folder.iterdir():
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
+            if not names:
+                folder.rmdir()
+
     def jobs(self) -> set[str]:
-        """The jobs that have uploads or updates."""
-        return {path.name for folder in (self._uploads, self._updates) for path in folder.iterdir()}
+        """The jobs that have uploads or updates, sealed ones too."""
+        folders = (self._uploads, self._updates, self._sealed)
+        return {path.name for folder in folders for path in folder.iterdir()}
 
 
 def _name(sha256: str) -> str:

@@ -1,9 +1,10 @@
 """The running aggregator: transactions, and what follows from them. Event loop only; work that blocks is in threads."""
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,10 +14,10 @@ from aggregator.artifacts import Artifacts, Ref
 from aggregator.hub import Hub, Stream
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
-from aggregator.rounds.machine import Machine
+from aggregator.rounds.changes import Changes
 from aggregator.rounds.records import Effects, Input, Inputs, Live, Offer
 from aggregator.store.database import Database
-from aggregator.strategies import strategy_for
+from aggregator.strategies import Update, strategy_for, with_ridge
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.jobs import parse_job
@@ -30,7 +31,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
-from veilfed.wire.tensors import Array, Arrays, digest, map_bytes, parse_map, to_map
+from veilfed.wire.tensors import Array, digest, map_bytes, parse_map, to_map
 
 __all__ = ["Engine", "steady_clock"]
 
@@ -66,7 +67,7 @@ class Engine:
         lease_ms = round(lease_seconds * 1000)
         self.clock = clock = clock or steady_clock()
         self.lease_seconds = lease_seconds
-        self.machine = Machine(clock, lease_ms)
+        self.machine = Changes(clock, lease_ms)
         self.hub = Hub(clock, lease_ms)
         self.artifacts = artifacts
         self._database = database
@@ -76,6 +77,8 @@ class Engine:
         self._folds: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.stopping = False
         self._chores: set[asyncio.Task[Any]] = set()
+        # Jobs that have ended and whose files are being removed.
+        self._tidying: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,7 +114,18 @@ class Engine:
         """Removes the files of jobs that ended when the service did."""
         running = await self.run(queries.running)
         for job_id in await asyncio.to_thread(self.artifacts.jobs) - running:
+            await self._tidy(job_id)
+
+    async def _tidy(self, job_id: str) -> None:
+        """Removes what is not needed of a job that has ended. Of one that is done, sealed updates stay."""
+        if not await self.run(partial(queries.is_running, job_id=job_id)):
             await asyncio.to_thread(self.artifacts.drop_job, job_id)
+            await self._drop_sealed(job_id)
+        self._tidying.pop(job_id, None)
+
+    async def _drop_sealed(self, job_id: str) -> None:
+        keep = await self.run(partial(queries.sealed, job_id=job_id))
+        await asyncio.to_thread(self.artifacts.drop_sealed, job_id, keep)
 
     async def run(self, function: Callable[[Connection], Result]) -> Result:
         """One transaction."""
@@ -155,7 +169,7 @@ class Engine:
             self.machine.forget(job_id)
             self._expected.pop(job_id, None)
             log.info("job ended", job=job_id)
-            self.spawn(asyncio.to_thread(self.artifacts.drop_job, job_id))
+            self._tidying[job_id] = self.spawn(self._tidy(job_id))
         for job_id in effects.changed:
             self.hub.wake(job_id)
 
@@ -202,6 +216,23 @@ class Engine:
 
     async def cancel(self, job_id: str, by: Identity) -> None:
         await self.change(partial(self.machine.cancel, job_id=job_id, by=by))
+
+    async def change_job(self, job_id: str, change: Callable[[Connection, Live], tuple[int, Effects]]) -> int:
+        """A change of a job that is done, see aggregator.rounds.changes: the number of its round. Errors as there."""
+        if job_id in self._tidying:  # or it would tidy up what the change brings
+            await asyncio.shield(self._tidying[job_id])
+        number = 0
+
+        def begin(connection: Connection, live: Live) -> Effects:
+            nonlocal number
+            number, effects = change(connection, live)
+            return effects
+
+        await self.change_live(begin)
+        # What was forgotten is deleted now, and not when the job has ended again.
+        await asyncio.shield(self.spawn(self._drop_sealed(job_id)))
+        log.info("job is changed", job=job_id, round=number)
+        return number
 
     async def join(self, identity: Identity, software_version: str) -> str:
         """A new session; the identity's older one ends, even if who asked has gone meanwhile. Returns its secret."""
@@ -258,7 +289,7 @@ class Engine:
             round=offer.round,
             kind=TASK_KIND_TRAIN if offer.trains else TASK_KIND_EVALUATE,
             token=offer.token,
-            spec_json=job.spec_json,
+            spec_json=offer.spec_json or job.spec_json,
             deadline_unix_ms=offer.deadline_ms,
         )
         if offer.model.size > INLINE_LIMIT:
@@ -295,16 +326,23 @@ class Engine:
             if inputs is None:
                 inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
             try:
-                model, message = await asyncio.to_thread(self._folded, job, number, inputs)
+                model, message, report = await asyncio.to_thread(self._folded, job, number, inputs)
             except _Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
                 await self.change(lost)
                 return  # the timer folds again what is left
+            except VeilfedError as error:
+                if error.code is not Code.SINGULAR:
+                    raise
+                log.error("the round cannot be folded", job=job_id, round=number, error=error.message)
+                text = f"{error.code.name}: {error.message}"
+                await self.change(partial(self.machine.fail_fold, job_id=job_id, number=number, message=text))
+                return
             if message is not None:
                 self._remember(model.sha256, message)
             await self.change_live(
-                lambda connection, live: self.machine.publish(connection, job_id, number, model, live)
+                lambda connection, live: self.machine.publish(connection, job_id, number, model, live, report)
             )
             if any(item.parameters is None for item in inputs.updates):
                 await asyncio.to_thread(self.artifacts.drop_updates, job_id, number)
@@ -314,33 +352,44 @@ class Engine:
         finally:
             self._folds.pop((job_id, number), None)
 
-    def _kept(self, job_id: str, number: int, item: Input) -> bytes:
-        """Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""
+    def _kept(self, job_id: str, number: int | None, item: Input) -> bytes:
+        """A round's update, or a sealed one. Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""
         if item.parameters is None:
             return self.artifacts.update(job_id, number, item.institution, item.sha256)
         if digest(item.parameters) != item.sha256:
             raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
         return item.parameters
 
-    def _folded(self, job: Job, number: int, inputs: Inputs) -> tuple[Ref, TensorMap | None]:
-        """Folds and keeps the next model; gives it itself too if it travels inline."""
-        damaged: list[str] = []
-
-        def updates() -> Iterator[tuple[float, Arrays]]:
-            for item in inputs.updates:
-                try:
-                    arrays = parse_map(self._kept(job.id, number, item))
-                except VeilfedError as error:
-                    if error.code is not Code.ARTIFACT_INVALID:
-                        raise
-                    damaged.append(item.institution)
-                else:
-                    yield item.weight, arrays
-
+    def _folded(self, job: Job, number: int, inputs: Inputs) -> tuple[Ref, TensorMap | None, str]:
+        """Folds and keeps the next model; gives it itself too if it travels inline, and its report as JSON."""
+        strategy = with_ridge(job.spec, inputs.ridge) if inputs.ridge else job.strategy
+        where = None if strategy.sealed else number
+        updates = _Updates(inputs.updates, partial(self._kept, job.id, where))
         try:
-            model = to_map(job.strategy.fold(updates(), lambda: parse_map(self.artifacts.model(inputs.start))))
+            arrays, report = strategy.fold_reported(updates, lambda: parse_map(self.artifacts.model(inputs.start)))
         finally:
-            if damaged:
-                raise _Damaged(damaged)
+            if updates.damaged:
+                raise _Damaged(sorted(updates.damaged))
+        model = to_map(arrays)
         ref = self.artifacts.put_model(model.SerializeToString(deterministic=True))
-        return ref, model if ref.size <= INLINE_LIMIT else None
+        return ref, model if ref.size <= INLINE_LIMIT else None, json.dumps(report) if report else ""
+
+
+class _Updates:
+    """The updates of a fold, read one at a time and as often as they are gone through."""
+
+    def __init__(self, items: Sequence[Input], read: Callable[[Input], bytes]) -> None:
+        self._items, self._read = items, read
+        # Institutions whose updates are not what was kept.
+        self.damaged: set[str] = set()
+
+    def __iter__(self) -> Iterator[Update]:
+        for item in self._items:
+            try:
+                arrays = parse_map(self._read(item))
+            except VeilfedError as error:
+                if error.code is not Code.ARTIFACT_INVALID:
+                    raise
+                self.damaged.add(item.institution)
+            else:
+                yield item.institution, item.weight, arrays

@@ -2,17 +2,25 @@
 
 import math
 import re
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec
+from veilfed.jobs import FLOAT32, JobSpec, Shapes
 from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead, Update
-from veilfed.wire.tensors import Arrays
+from veilfed.wire.tensors import Array, Arrays
 
-__all__ = ["EVALUATIONS", "check_evaluations", "check_head", "check_parameters", "check_weight"]
+__all__ = [
+    "EVALUATIONS",
+    "check_evaluations",
+    "check_form",
+    "check_head",
+    "check_names",
+    "check_parameters",
+    "check_weight",
+]
 
 EVALUATIONS = ("personal", "global")
 # Elements that are looked at together: they stay in the processor's cache, and are too few for a second thread.
@@ -25,19 +33,29 @@ def _refuse(message: str) -> VeilfedError:
     return VeilfedError(Code.UPDATE_INVALID, message)
 
 
-def check_parameters(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]], spec: JobSpec) -> None:
-    """Names, shapes, element type, finiteness, magnitude and norm. Raises VeilfedError(UPDATE_INVALID)."""
+def check_names(arrays: Arrays, shapes: Shapes) -> None:
+    """The tensors are those of the method. Raises VeilfedError(UPDATE_INVALID)."""
     if set(arrays) != set(shapes):
         raise _refuse(f"expected the tensors {sorted(shapes)}, got {len(arrays)} with other names")
+
+
+def check_form(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Shape and element type of one tensor. Raises VeilfedError(UPDATE_INVALID)."""
+    if array.shape != shape:
+        raise _refuse(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
+    if array.dtype != dtype:
+        raise _refuse(f"{name}: expected {dtype}, got {array.dtype}")
+
+
+def check_parameters(arrays: Arrays, shapes: Shapes, spec: JobSpec) -> None:
+    """Names, shapes, element type, finiteness, magnitude and norm. Raises VeilfedError(UPDATE_INVALID)."""
+    check_names(arrays, shapes)
     for name, shape in shapes.items():
         _check_tensor(name, arrays[name], shape, spec)
 
 
 def _check_tensor(name: str, array: NDArray[np.generic], shape: tuple[int, ...], spec: JobSpec) -> None:
-    if array.shape != shape:
-        raise _refuse(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
-    if array.dtype != np.float32:
-        raise _refuse(f"{name}: expected float32, got {array.dtype}")
+    check_form(name, array, shape, FLOAT32)
     largest, norm = _extent(array.reshape(-1))
     if not math.isfinite(largest):
         raise _refuse(f"{name}: not all elements are finite")

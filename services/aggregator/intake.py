@@ -58,7 +58,7 @@ class Intake:
             job = await engine.job(task.job_id)
             gated = partial(self._gated, job, claim, update, task.trains)
             # A short one is gated sooner than a thread wakes up.
-            taken = gated() if _short(update) else await asyncio.to_thread(gated)
+            taken = gated() if _short(update) and not job.strategy.sealed else await asyncio.to_thread(gated)
             receipt = self._receipt(claim, update)
             # The receipt goes first: what follows may be the next task.
             await self._answers.accept(claim, taken, first=partial(stream.owe, receipt))
@@ -109,8 +109,10 @@ class Intake:
         if trains and job.strategy.shapes:
             if arrays is None:
                 raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
-            gate.check_parameters(arrays, job.strategy.shapes, job.spec)
-            if _short(update):
+            job.strategy.check(arrays)
+            if job.strategy.sealed:
+                sha256 = self._keep(job.id, None, institution, update, arrays)
+            elif _short(update):
                 data = map_bytes(arrays)
                 sha256 = digest(data)
             else:
@@ -119,8 +121,8 @@ class Intake:
             raise VeilfedError(Code.UPDATE_INVALID, "parameters: this task asks for none")
         return Taken(sha256, update.weight, evaluations, update.ledger_head, data)
 
-    def _keep(self, job_id: str, number: int, institution: str, update: Update, arrays: Arrays) -> str:
-        """Keeps the parameters until their round is folded; returns the SHA-256 of what is kept."""
+    def _keep(self, job_id: str, number: int | None, institution: str, update: Update, arrays: Arrays) -> str:
+        """Keeps the parameters until their round is folded, or sealed; returns the SHA-256 of what is kept."""
         artifacts = self._engine.artifacts
         if update.WhichOneof("parameters") != "artifact":
             return artifacts.put_update(job_id, number, institution, map_bytes(arrays))

@@ -6,18 +6,28 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
+from sqlalchemy import Connection
 
 from aggregator.engine import Engine
 from aggregator.rounds import queries
+from aggregator.rounds.records import Effects, Live
 from veilfed.errors import Code, VeilfedError
 from veilfed.rpc.server import peer
 from veilfed.v1.aggregator_pb2 import (
+    AddClientRequest,
+    AddClientResponse,
     CancelJobRequest,
     CancelJobResponse,
+    ForgetClientRequest,
+    ForgetClientResponse,
     GetJobRequest,
     GetJobResponse,
+    GetReportRequest,
+    GetReportResponse,
     ListJobsRequest,
     ListJobsResponse,
+    ResolveJobRequest,
+    ResolveJobResponse,
     SubmitJobRequest,
     SubmitJobResponse,
     WatchJobRequest,
@@ -35,7 +45,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Jobs(JobServiceServicer):
-    """Submit, list, get, watch, cancel."""
+    """Submit, list, get, watch, cancel, change, report."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -73,3 +83,28 @@ class Jobs(JobServiceServicer):
     async def CancelJob(self, request: CancelJobRequest, context: Context) -> CancelJobResponse:  # noqa: N802
         await self._engine.cancel(request.job_id, peer())
         return CancelJobResponse()
+
+    async def GetReport(self, request: GetReportRequest, context: Context) -> GetReportResponse:  # noqa: N802
+        number = request.round if request.HasField("round") else None
+        return await self._engine.run(partial(queries.report, job_id=request.job_id, number=number))
+
+    async def AddClient(self, request: AddClientRequest, context: Context) -> AddClientResponse:  # noqa: N802
+        def change(connection: Connection, live: Live) -> tuple[int, Effects]:
+            return machine.add_client(connection, request.job_id, request.institution, by, live)
+
+        machine, by = self._engine.machine, peer()
+        return AddClientResponse(round=await self._engine.change_job(request.job_id, change))
+
+    async def ForgetClient(self, request: ForgetClientRequest, context: Context) -> ForgetClientResponse:  # noqa: N802
+        def change(connection: Connection, live: Live) -> tuple[int, Effects]:
+            return machine.forget_client(connection, request.job_id, request.institution, by)
+
+        machine, by = self._engine.machine, peer()
+        return ForgetClientResponse(round=await self._engine.change_job(request.job_id, change))
+
+    async def ResolveJob(self, request: ResolveJobRequest, context: Context) -> ResolveJobResponse:  # noqa: N802
+        def change(connection: Connection, live: Live) -> tuple[int, Effects]:
+            return machine.resolve(connection, request.job_id, request.ridge, by)
+
+        machine, by = self._engine.machine, peer()
+        return ResolveJobResponse(round=await self._engine.change_job(request.job_id, change))

@@ -25,10 +25,11 @@ from veilfed.v1.aggregator_pb2 import (
 __all__ = ["Transfers"]
 
 
-def _member(job: Job, identity: Identity) -> None:
-    """Institutions outside a job's cohort learn nothing of it, not even that it exists."""
-    cohort = job.spec.cohort
-    if identity.role is Role.AGENT and identity.institution not in cohort.train + cohort.evaluate:
+def _member(connection: Connection, job: Job, identity: Identity) -> None:
+    """Institutions that a job does not name or ask learn nothing of it, not even that it exists."""
+    if identity.role is not Role.AGENT or identity.institution in job.spec.cohort.train + job.spec.cohort.evaluate:
+        return
+    if not queries.takes_part(connection, job.id, identity.institution):
         raise VeilfedError(Code.NOT_FOUND, "there is no such job")
 
 
@@ -42,7 +43,7 @@ class Transfers:
         def find(connection: Connection) -> Job:
             sessions.check(connection, sessions.session_digest(session), identity)
             job = self._engine.machine.job(connection, job_id)
-            _member(job, identity)
+            _member(connection, job, identity)
             if not queries.is_running(connection, job_id):
                 raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended")
             return job
@@ -64,7 +65,7 @@ class Transfers:
         header = first.header
         job = await self._job(identity, header.job_id, header.session)
         ref = Ref(header.artifact.sha256, header.artifact.size)
-        if identity.institution not in job.spec.cohort.train:
+        if identity.institution in job.spec.cohort.evaluate:
             raise VeilfedError(Code.ARTIFACT_INVALID, "Push: this institution only evaluates in this job")
         if not 0 < ref.size <= job.strategy.model_bytes:
             raise VeilfedError(
@@ -109,7 +110,7 @@ class Transfers:
             await asyncio.to_thread(self._engine.artifacts.release, upload)
 
     def _find_model(self, connection: Connection, identity: Identity, request: FetchRequest) -> None:
-        _member(self._engine.machine.job(connection, request.job_id), identity)
+        _member(connection, self._engine.machine.job(connection, request.job_id), identity)
         if not queries.is_model(connection, request.job_id, request.sha256):
             raise VeilfedError(Code.NOT_FOUND, "the job has no such model")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from client_agent.data.source import Samples, class_indices, split
 from client_agent.egress import EgressPolicy
 from client_agent.state import Counts, Finished, JobFolder
-from client_agent.trainers import Method, State, Trainer, method_for
+from client_agent.trainers import Method, State, Trains, method_for, trainer_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec, Strategy
 from veilfed.logs import get_logger
@@ -40,7 +40,7 @@ class Prepared:
 
     spec: JobSpec
     method: Method[Any]
-    trainer: Trainer | None
+    trainer: Trains | None
     train_samples: int
     test_features: Float
     test_labels: NDArray[np.int64]
@@ -58,13 +58,14 @@ def prepare(
     train, test = split(samples, strategy.classes, test_fraction, spec.seed)
     method, trainer = method_for(strategy), None
     if institution in spec.cohort.train:
-        trainer = Trainer(
+        trainer = trainer_for(
             method,
             features[train],
             labels[train],
             seed=spec.seed,
             institution=institution,
             min_class_samples=policy.min_class_samples,
+            min_samples=policy.min_evaluation_samples,
         )
     return Prepared(spec, method, trainer, len(train), features[test], labels[test])
 
@@ -75,8 +76,9 @@ def model_of(data: bytes, strategy: Strategy) -> Arrays:
     if arrays.keys() != shapes.keys():
         raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the model has other tensors than {sorted(shapes)}")
     for name, shape in shapes.items():
-        if arrays[name].shape != shape or arrays[name].dtype != np.float32:
-            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the model's {name} is not float32 {list(shape)}")
+        if arrays[name].shape != shape or arrays[name].dtype != strategy.dtype(name):
+            what = f"the model's {name} is not {strategy.dtype(name)} {list(shape)}"
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, what)
         if not np.isfinite(arrays[name]).all():
             raise VeilfedError(Code.PROTOCOL_VIOLATION, "the model is not finite")
     return arrays
@@ -107,15 +109,17 @@ def perform(
     if trainer is not None:
         where = f"job {folder.job_id}"
         state = method.read_state(before, where) if before else trainer.initial_state(model)
-    evaluations = _evaluate(prepared, model, state, policy)
+    evaluations: tuple[Counts, ...] = ()
+    if method.evaluates_first or not order.train:
+        evaluations = _evaluate(prepared, model, state, policy)
     update, after, weight = b"", before, 0.0
     if order.train:
-        if trainer is None or state is None:
+        if trainer is None:
             raise VeilfedError(Code.TASK_INVALID, "the job's cohort does not list this institution for training")
         started = time.monotonic()
         trained, new = trainer.train(model, state, order.round, cancelled)
         log.info("trained", job=folder.job_id, round=order.round, seconds=round(time.monotonic() - started, 4))
-        update, after = map_bytes(trained), new.to_bytes()
+        update, after = map_bytes(trained), new.to_bytes() if new else b""
         weight = method.update_weight(prepared.train_samples)
     elif not evaluations:
         raise VeilfedError(Code.POLICY_DENIED, "the test split is too small for its counts to be given out")

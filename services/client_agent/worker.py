@@ -1,15 +1,12 @@
 """One task, from its offer to its answer: consent, model, embeddings, computation, update or refusal."""
 
 import asyncio
-import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
-
-import numpy as np
 
 from client_agent import work
 from client_agent.backoff import Backoff
@@ -19,7 +16,7 @@ from client_agent.features import Features
 from client_agent.state import Finished, JobFolder
 from client_agent.work import Order, Prepared
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec, Shapes
+from veilfed.jobs import JobSpec, payload_bytes
 from veilfed.logs import get_logger
 from veilfed.v1.aggregator_pb2 import TASK_KIND_EVALUATE, TASK_KIND_TRAIN, Evaluation, Task, TaskRefusal, Update
 from veilfed.wire.tensors import digest
@@ -180,19 +177,18 @@ class Worker:
         trains = self._desk.institution in spec.cohort.train
         if not trains and self._desk.institution not in spec.cohort.evaluate:
             raise VeilfedError(Code.TASK_INVALID, "the job's cohort does not list this institution")
-        # Round `spec.rounds` is the closing evaluation. More than that was not consented to.
-        if task.round > spec.rounds - (task.kind == TASK_KIND_TRAIN):
-            raise VeilfedError(
-                Code.TASK_INVALID, f"round {task.round} is not one of the {spec.rounds} that the job has"
-            )
+        # More than the specification says was not consented to.
+        if task.round > spec.last_round or (task.kind == TASK_KIND_TRAIN and spec.closes(task.round)):
+            raise VeilfedError(Code.TASK_INVALID, f"round {task.round} is not one that the job has, or not of its kind")
         sent = spec.strategy.update_shapes if trains else {}
         self._desk.gate.expect(
             task.job_id,
-            {name: (shape, np.float32) for name, shape in sent.items()},
+            {name: (shape, spec.strategy.dtype(name)) for name, shape in sent.items()},
             rounds=spec.rounds,
+            last_round=spec.last_round,
             max_weight=spec.fold.max_weight,
         )
-        model = await self._fetch_model(spec.strategy.model_shapes)
+        model = await self._fetch_model(payload_bytes(spec.strategy, spec.strategy.model_shapes))
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
         prepared = await self._prepare(spec)
         activity = "training" if order.train else "evaluating"
@@ -229,13 +225,12 @@ class Worker:
             text = f"job {job}, {spec.strategy.name}: {how}; specification {digest(self._task.spec_json.encode())}"
             self._desk.gate.note("consent", text)
 
-    async def _fetch_model(self, shapes: Shapes) -> bytes:
-        """The model's bytes, from the task or in chunks; not more than float32 tensors of these shapes have."""
+    async def _fetch_model(self, payload: int) -> bytes:
+        """The model's bytes, from the task or in chunks; not more than elements of `payload` bytes need."""
         if self._task.WhichOneof("model") == "tensors":
             return self._task.tensors.SerializeToString(deterministic=True)
         if self._task.WhichOneof("model") == "artifact":
-            elements = sum(math.prod(shape) for shape in shapes.values())
-            if self._task.artifact.size > elements * np.dtype(np.float32).itemsize + FRAME_BYTES:
+            if self._task.artifact.size > payload + FRAME_BYTES:
                 raise VeilfedError(Code.PROTOCOL_VIOLATION, "a model that is longer than the job's")
             session = await self._desk.link.get()
             return await session.download(self._task.job_id, self._task.artifact, self._model)

@@ -69,6 +69,8 @@ class Code(Enum):
     ARTIFACT_INVALID = _Entry(grpc.StatusCode.INVALID_ARGUMENT, 56, "Upload the artifact again.")
     JOB_FAILED = _Entry(grpc.StatusCode.ABORTED, 57, "See `veilfed job show` for who was missing and why.")
     JOB_ENDED = _Entry(grpc.StatusCode.FAILED_PRECONDITION, 58, "Submit a new job.")
+    JOB_RUNNING = _Entry(grpc.StatusCode.FAILED_PRECONDITION, 63, "Wait until the job has ended.")
+    SINGULAR = _Entry(grpc.StatusCode.FAILED_PRECONDITION, 64, "Solve with a larger ridge or shrinkage.")
     # The institution's policy.
     POLICY_DENIED = _Entry(grpc.StatusCode.PERMISSION_DENIED, 60, "The institution's policy decides what leaves.")
     CONSENT_MISSING = _Entry(grpc.StatusCode.PERMISSION_DENIED, 61, "Approve the job with `veilfed agent approve`.")

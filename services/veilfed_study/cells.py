@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from client_agent.trainers import Method, method_for
+from client_agent.trainers import Method, Stepwise, method_for
 from veilfed.config import validate
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import CLASSIFIER, TRANSFORM, JobSpec, OrthogonalSpec, StrategySpec
@@ -65,8 +65,8 @@ def job_of(
 
 def shown_settings(job: JobSpec) -> dict[str, Any]:
     """Rounds and parameters that a job has, those left out that nothing in it uses."""
-    strategy = job.strategy
-    trained = method_for(strategy).rates if job.rounds else {}
+    strategy, method = job.strategy, method_for(job.strategy)
+    trained = method.rates if job.rounds and isinstance(method, Stepwise) else {}
     idle = {
         *FROM_DATA,
         *(() if CLASSIFIER in trained else ("classifier_rate",)),
@@ -95,7 +95,7 @@ def measured(subject: Subject, spec: JobSpec, parts: Parts) -> dict[str, Any]:
     """
     started = time.monotonic()
     method = method_for(spec.strategy)
-    vectors = subject.class_vectors() if spec.strategy.initial == "class_vectors" else None
+    vectors = subject.class_vectors() if spec.strategy.takes_class_vectors else None
     accuracies, conflicts = [], []
     sent, sent_numbers = 0, 0
     for snapshot in simulation.rounds(spec, parts, vectors):

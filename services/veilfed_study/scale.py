@@ -181,7 +181,7 @@ def _figures(subject: Subject, job: JobSpec, train: Parts, test: Part, generalis
     """G and P of one job; without G for a method that has nothing for newcomers."""
     (held_out,) = job.cohort.evaluate
     parts = {**train, held_out: test}
-    vectors = subject.class_vectors() if job.strategy.initial == "class_vectors" else None
+    vectors = subject.class_vectors() if job.strategy.takes_class_vectors else None
     *_, last = simulation.rounds(job, parts, vectors)
     values = measures.accuracies(method_for(job.strategy), last.model, last.states, parts)
     general = values.pop(held_out)

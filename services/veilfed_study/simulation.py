@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from aggregator.strategies import strategy_for
-from client_agent.trainers import Method, State, Trainer, method_for
+from client_agent.trainers import Method, State, method_for, trainer_for
 from veilfed.jobs import JobSpec
 from veilfed.wire.tensors import Array, Arrays
 from veilfed_study.parts import Parts
@@ -18,8 +18,8 @@ __all__ = ["Snapshot", "last_model", "rounds"]
 class Snapshot:
     """A round: the model and the private states that it starts from, and the updates that it brings.
 
-    `states` are of the institutions that train; the others have the model alone. `updates` is empty in the closing
-    round, which evaluates only.
+    `states` are of the institutions that train and have one; the others have the model alone. `updates` is empty in
+    the closing round, which evaluates only.
     """
 
     round: int
@@ -37,16 +37,20 @@ def rounds(spec: JobSpec, parts: Parts, class_vectors: Array | None = None) -> I
     strategy, method = strategy_for(spec), method_for(spec.strategy)
     model = strategy.initial(class_vectors)
     trainers = {
-        name: Trainer(method, *parts[name].training, seed=spec.seed, institution=name) for name in spec.cohort.train
+        name: trainer_for(method, *parts[name].training, seed=spec.seed, institution=name) for name in spec.cohort.train
     }
-    states = {name: trainer.initial_state(model) for name, trainer in trainers.items()}
+    states = _there({name: trainer.initial_state(model) for name, trainer in trainers.items()})
     for number in range(spec.rounds):
-        trained = {name: trainer.train(model, states[name], number) for name, trainer in trainers.items()}
+        trained = {name: trainer.train(model, states.get(name), number) for name, trainer in trainers.items()}
         updates = {name: update for name, (update, _) in trained.items()}
         yield Snapshot(number, model, states, updates)
-        states = {name: state for name, (_, state) in trained.items()}
+        states = _there({name: state for name, (_, state) in trained.items()})
         model = strategy.fold(_weighted(method, parts, updates), partial(dict, model))
     yield Snapshot(spec.rounds, model, states, {})
+
+
+def _there(states: dict[str, State | None]) -> dict[str, State]:
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def _weighted(method: Method[Any], parts: Parts, updates: dict[str, Arrays]) -> list[tuple[float, Arrays]]:

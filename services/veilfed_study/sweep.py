@@ -147,7 +147,7 @@ def _scores(subject: Subject, jobs: Mapping[str, JobSpec], folds: Sequence[Parts
 
 def _at_marks(subject: Subject, job: JobSpec, parts: Parts, marks: Sequence[int]) -> dict[int, dict[str, float]]:
     method = method_for(job.strategy)
-    vectors = subject.class_vectors() if job.strategy.initial == "class_vectors" else None
+    vectors = subject.class_vectors() if job.strategy.takes_class_vectors else None
     return {
         snapshot.round: measures.accuracies(method, snapshot.model, snapshot.states, parts)
         for snapshot in simulation.rounds(job, parts, vectors)

@@ -13,8 +13,9 @@ from client_agent.data.config import VaderConfig
 from client_agent.data.source import load
 from client_agent.egress.rules import COORDINATOR
 from client_agent.state import Finished
-from client_agent.trainers import State, method_for
+from client_agent.trainers import State
 from fm_oracle.models.minilm import WEIGHTS
+from tests.support.methods import stepwise
 from tests.support.recorded import Message, read_recording, recording_command
 from veilfed.demo.federation import Federation
 from veilfed.demo.processes import Process
@@ -104,7 +105,7 @@ def found(pieces: list[bytes], messages: list[Message]) -> set[tuple[str, str, s
 
 
 def private_states(run: Run) -> list[State]:
-    method = method_for(job_spec(TASK, Cell("movies", 50, "orthogonal"), 1).strategy)
+    method = stepwise(job_spec(TASK, Cell("movies", 50, "orthogonal"), 1).strategy)
     files = sorted((run.workspace.folder / "institutions").glob("*/agent/state/jobs/*/round-0.bin"))
     finished = [Finished.from_bytes(file.read_bytes(), str(file)) for file in files]
     return [method.read_state(one.state) for one in finished if one.trained]

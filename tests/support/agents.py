@@ -15,6 +15,7 @@ from fm_oracle.config import OracleConfig
 from fm_oracle.models.base import Card, Model
 from fm_oracle.server import service
 from tests.support.identities import Federation
+from tests.support.methods import ANALYTIC
 from tests.support.processes import Process, veilfed
 from veilfed.identity.material import load_credentials
 from veilfed.jobs import StrategyName
@@ -137,14 +138,14 @@ async def wait_for(awaitable: Any, seconds: float = 120.0) -> Any:
 
 def spec(train: Sequence[str], evaluate: Sequence[str] = (), rounds: int = 2, **strategy: Any) -> dict[str, Any]:
     """A small job."""
+    trained = {} if strategy.get("name") in ANALYTIC else {"batch_size": 16, "classifier_rate": 0.05}
     return {
         "name": "letters",
         "strategy": {
             "name": "fedot",
             "classes": CLASSES,
             "dimension": DIMENSION,
-            "batch_size": 16,
-            "classifier_rate": 0.05,
+            **trained,
             **strategy,
         },
         "cohort": {"train": list(train), "evaluate": list(evaluate)},

@@ -8,17 +8,22 @@ from pydantic import TypeAdapter
 
 from aggregator.strategies import strategy_for
 from client_agent.trainers import Trainer, method_for
+from client_agent.trainers.method import Stepwise
 from veilfed.jobs import JobSpec, Strategy
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["CLASSES", "DIMENSION", "data", "first_model", "job", "strategy", "trainer"]
+__all__ = ["ANALYTIC", "CLASSES", "DIMENSION", "data", "first_model", "job", "stepwise", "strategy", "trainer"]
 
 CLASSES = ["a", "b", "c"]
 DIMENSION = 12
+# The methods that train nothing by steps.
+ANALYTIC = ("afl", "fedcgs")
 
 
 def strategy(name: str, **changes: Any) -> Strategy:
-    values: dict[str, Any] = {"name": name, "classes": CLASSES, "dimension": DIMENSION, "batch_size": 16}
+    values: dict[str, Any] = {"name": name, "classes": CLASSES, "dimension": DIMENSION}
+    if name not in ANALYTIC:
+        values["batch_size"] = 16
     parsed: Strategy = TypeAdapter(Strategy).validate_python(values | changes)
     return parsed
 
@@ -29,7 +34,7 @@ def job(spec: Strategy, train: tuple[str, ...] = ("one", "two"), **changes: Any)
             "name": "small",
             "strategy": spec.model_dump(),
             "cohort": {"train": list(train), "evaluate": ["three"]},
-            "rounds": 3,
+            "rounds": 1 if spec.name in ANALYTIC else 3,
             "quorum": len(train),
             **changes,
         }
@@ -50,4 +55,11 @@ def first_model(spec: Strategy) -> Arrays:
 
 
 def trainer(spec: Strategy, seed: int = 50, institution: str = "one") -> Trainer:
-    return Trainer(method_for(spec), *data(), seed=seed, institution=institution)
+    return Trainer(stepwise(spec), *data(), seed=seed, institution=institution)
+
+
+def stepwise(spec: Strategy) -> Stepwise[Any]:
+    """The method, of a job that is trained by steps."""
+    method = method_for(spec)
+    assert isinstance(method, Stepwise)
+    return method

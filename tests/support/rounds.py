@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, select
 from aggregator.artifacts import Ref
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.answers import Claim, Taken
-from aggregator.rounds.machine import Machine
+from aggregator.rounds.changes import Changes
 from aggregator.rounds.records import Effects, Offer, Refused
 from aggregator.store.database import migrate, open_engine
 from aggregator.store.schema import EVENTS, JOBS, ROUNDS, TASKS
@@ -38,7 +38,7 @@ class World:
     def __init__(self, path: Path) -> None:
         self.now = 1_000_000
         self.engine = open_engine(f"sqlite:///{path}")
-        self.machine = Machine(lambda: self.now, LEASE_MS)
+        self.machine = Changes(lambda: self.now, LEASE_MS)
         self.live: dict[str, str] = {}
         self.tasks: dict[str, Offer] = {}
         self.ended: list[str] = []
@@ -123,6 +123,18 @@ class World:
         """The model of the round that was to be folded first."""
         job_id, number = self.folds.pop(0)
         self.change(lambda c: self.machine.publish(c, job_id, number, MODELS[number + 1], self.live))
+
+    def change_job(self, change: Callable[[Connection], tuple[int, Effects]]) -> int:
+        """A change of a job that is done: the number of its round."""
+        number = 0
+
+        def begin(connection: Connection) -> Effects:
+            nonlocal number
+            number, effects = change(connection)
+            return effects
+
+        self.change(begin)
+        return number
 
     def pass_time(self, seconds: float) -> None:
         self.now += round(seconds * 1000)

@@ -83,7 +83,9 @@ def test_a_round_starts_from_the_round_before(folder: JobFolder, tmp_path: Path)
     perform(prepared, folder, order(0), POLICY, never)
     second = perform(prepared, folder, order(1, seed=1), POLICY, never)
     assert second.previous == 0
-    assert prepared.method.read_state(second.state).last_round == 1
+    state = prepared.method.read_state(second.state)
+    assert state is not None
+    assert state.last_round == 1
     # Another model of the same round: trained from the state before it, not on top of the first result.
     other = perform(prepared, folder, order(1, seed=2), POLICY, never)
     assert other.update != second.update

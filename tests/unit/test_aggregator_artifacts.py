@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,24 @@ def test_updates_live_until_their_round_is_folded(artifacts: Artifacts) -> None:
     assert artifacts.jobs() == {"job"}
     artifacts.drop_job("job")
     assert artifacts.jobs() == set()
+
+
+def test_sealed_updates_stay_when_their_job_ends_until_they_are_dropped(tmp_path: Path) -> None:
+    with closing(Artifacts.open(tmp_path)) as artifacts:
+        first = artifacts.put_update("job", None, "north", b"sums of north")
+        second = artifacts.put_update("job", None, "south", b"sums of south")
+        artifacts.put_update("job", 0, "south", b"not sealed")
+        artifacts.drop_updates("job", 0)
+        artifacts.drop_job("job")
+        assert artifacts.update("job", None, "north", first) == b"sums of north"
+        assert artifacts.jobs() == {"job"}
+        for path in (tmp_path / "sealed" / "job").iterdir():
+            assert path.stat().st_mode & 0o077 == 0
+        artifacts.drop_sealed("job", {("south", second)})
+        assert artifacts.update("job", None, "south", second) == b"sums of south"
+        with pytest.raises(VeilfedError) as gone:
+            artifacts.update("job", None, "north", first)
+        assert gone.value.code is Code.ARTIFACT_INVALID
+        artifacts.drop_sealed("job", set())
+        artifacts.drop_sealed("job", set())
+        assert artifacts.jobs() == set()

@@ -203,13 +203,13 @@ async def test_answers_stay_below_the_limit_of_messages(tmp_path: Path, credenti
             for number in range(1, 20):
                 connection.exec_driver_sql(
                     "INSERT INTO rounds SELECT job_id, ?, state, model_sha256, model_size, published_sha256, opened_ms,"
-                    " deadline_ms, due_ms, quorum_ms FROM rounds WHERE number = 0",
+                    " deadline_ms, due_ms, quorum_ms, report, ridge FROM rounds WHERE number = 0",
                     (number,),
                 )
                 connection.exec_driver_sql(
                     "INSERT INTO tasks SELECT job_id, ?, institution, trains, counts, state, token || ?, leased_to,"
                     " lease_ms, code, reason, identity, update_sha256, weight, evaluations, ledger_records,"
-                    " ledger_sha256, finished_ms, parameters FROM tasks WHERE round = 0",
+                    " ledger_sha256, finished_ms, parameters, spec_json FROM tasks WHERE round = 0",
                     (number, str(number)),
                 )
             connection.execute(update(JobRow).values(error=WORDS * 100))

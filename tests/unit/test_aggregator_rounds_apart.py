@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Row, update
 
 from aggregator.rounds import sessions
-from aggregator.rounds.machine import Machine
+from aggregator.rounds.changes import Changes
 from aggregator.rounds.records import Input, Inputs
 from aggregator.store.schema import JobRow
 from tests.support.rounds import ADMIN, LEASE_MS, MODELS, World, new_world
@@ -100,7 +100,7 @@ def test_what_happens_to_one_job_changes_no_other(world: World) -> None:
 
     unreadable = world.submit(NAMES)
     world.run(lambda c: c.execute(update(JobRow).where(JobRow.id.in_([unreadable, whole])).values(spec_json="{}")))
-    world.machine = Machine(lambda: world.now, LEASE_MS)  # as after a start
+    world.machine = Changes(lambda: world.now, LEASE_MS)  # as after a start
     ended = world.rows(whole)
     step(lambda: world.change(world.machine.fail_unreadable))
     assert world.rows(unreadable)["jobs"][0].state == "failed"

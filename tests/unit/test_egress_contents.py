@@ -299,3 +299,56 @@ def test_the_documented_policy_is_the_default() -> None:
     (block,) = re.findall(r"```yaml\npolicy:\n(.*?)```", text, re.DOTALL)
     assert validate(EgressPolicy, textwrap.dedent(block), "egress.md") == EgressPolicy()
     assert set(parse_yaml(textwrap.dedent(block), "egress.md")) == set(EgressPolicy.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ([4, 50], "fewer than 5 samples of a class"),
+        ([50, -1], "fewer than 5 samples of a class"),
+        ([9, 10], "sums over fewer than 20 samples"),
+        ([0, 0], None),
+        ([0, 20], None),
+        ([5, 15], None),
+    ],
+)
+def test_sums_leave_with_counts_of_enough_samples_or_none(
+    tmp_path: Path, signer: Countersigner, counts: list[int], reason: str | None
+) -> None:
+    arrays: tensors.Arrays = {"counts": np.array(counts), "gram": np.ones(3)}
+    message = update(tensors=tensors.to_map(arrays))
+
+    async def scenario(bench: Bench) -> None:
+        bench.gate.expect(JOB, {name: (array.shape, array.dtype) for name, array in arrays.items()})
+        if reason is None:
+            await bench.work(message)
+            bench.gate.approve_artifact(JOB, tensors.map_bytes(arrays))
+            return
+        with denied(reason):
+            await bench.work(message)
+        with denied(reason):
+            bench.gate.approve_artifact(JOB, tensors.map_bytes(arrays))
+        assert bench.server.got == []
+
+    run(tmp_path, signer, scenario)
+
+
+def test_a_job_of_several_turns_sends_parameters_in_their_training_rounds_alone(
+    tmp_path: Path, signer: Countersigner
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.gate.expect(JOB, SHAPES, rounds=1, last_round=5)
+        for number in range(7):
+            message = update()
+            message.update.round = number
+            if number > 5:
+                with denied("of a job of 5 rounds"):
+                    await bench.work(message)
+            elif number % 2:
+                with denied("closing evaluation has no parameters"):
+                    await bench.work(message)
+            else:
+                await bench.work(message)
+        assert len(bench.server.got) == 3
+
+    run(tmp_path, signer, scenario)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client_agent.trainers import Trainer, adam, method_for
+from client_agent.trainers import Trainer, adam
 from client_agent.trainers.cayley import rotate
-from tests.support.methods import strategy
+from tests.support.methods import stepwise, strategy
 from veilfed.wire.tensors import Arrays
 
 ROUNDS = 6
@@ -35,7 +35,7 @@ def departure(x: Tensor) -> float:
 @pytest.mark.parametrize(("dimension", "blocks"), [(384, 1), (384, 24), (96, 2)])
 def test_after_a_whole_training_the_transform_is_orthogonal_in_float32(dimension: int, blocks: int) -> None:
     made = strategy("fedot", dimension=dimension, blocks=blocks, batch_size=32, transform_rate=2e-3)
-    trainer = Trainer(method_for(made), *data(dimension), seed=1, institution="one")
+    trainer = Trainer(stepwise(made), *data(dimension), seed=1, institution="one")
     model: Arrays = {"classifier": (0.1 * np.eye(3, dimension)).astype(np.float32)}
     state = trainer.initial_state(model)
     for number in range(ROUNDS):
@@ -78,7 +78,7 @@ def test_the_gradients_of_two_institutions_never_differ_by_more_than_the_bound(
     So Theorem 1's 2 tau (kappa_i + kappa_j), at best 4 tau, is never reached and says nothing of FEDOT in particular.
     """
     made = strategy("fedlt", classes=[f"c{n}" for n in range(classes)], dimension=8, temperature=temperature)
-    method, rng = method_for(made), torch.Generator().manual_seed(seed)
+    method, rng = stepwise(made), torch.Generator().manual_seed(seed)
     classifier = torch.randn(classes, 8, generator=rng, dtype=torch.float64) * 10.0 ** (spread / 3)
 
     def gradient() -> Tensor:
@@ -99,6 +99,6 @@ def test_a_gradient_reaches_its_half_of_the_bound() -> None:
     """An institution that is wrong with all its weight: sqrt(2) tau is the best constant."""
     made = strategy("fedot", transform="identity", classes=["a", "b"], dimension=2, temperature=20.0)
     w = torch.tensor([[50.0, 0.0], [-50.0, 0.0]], dtype=torch.float64, requires_grad=True)
-    logits = method_for(made).logits({"classifier": w}, torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    logits = stepwise(made).logits({"classifier": w}, torch.tensor([[1.0, 0.0]], dtype=torch.float64))
     (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, torch.tensor([1])), w)
     assert float(torch.linalg.norm(gradient)) == pytest.approx(math.sqrt(2) * 20)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client_agent.trainers import State, Trainer, method_for
+from client_agent.trainers import State, Trainer
 from tests.support import dense, methods
-from tests.support.methods import data
+from tests.support.methods import data, stepwise
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import FedotStrategy
 from veilfed.wire.tensors import Arrays
@@ -53,7 +53,7 @@ def train(rounds: int, spec: FedotStrategy | None = None, **options: Any) -> tup
 
 
 def evaluate(classifier: Float, state: State | None, *split: Any) -> tuple[int, int]:
-    return method_for(strategy()).evaluate(model(classifier), state, *split)
+    return stepwise(strategy()).evaluate(model(classifier), state, *split)
 
 
 def accuracy(classifier: Float, state: State) -> float:
@@ -102,7 +102,7 @@ def test_the_private_transform_undoes_a_rotation_that_the_classifier_cannot_know
     features, labels = data(200)
     turned = (features @ np.linalg.qr(np.random.default_rng(8).normal(size=(12, 12)))[0]).astype(np.float32)
     shared = np.eye(3, 12, dtype=np.float32)
-    method = method_for(spec)
+    method = stepwise(spec)
     _, state = Trainer(method, turned, labels, seed=1, institution="one").train(model(shared), initial(spec), 0)
     alone, total = method.evaluate(model(shared), None, turned, labels)
     adapted, _ = method.evaluate(model(shared), state, turned, labels)
@@ -119,7 +119,7 @@ def test_a_round_gives_the_same_bits_again() -> None:
 def test_a_round_goes_on_from_saved_state_bit_for_bit() -> None:
     spec = strategy()
     classifier, state = train(2)
-    revived = method_for(spec).read_state(state.to_bytes())
+    revived = stepwise(spec).read_state(state.to_bytes())
     one = trainer().train(model(classifier), state, 2)
     two = trainer().train(model(classifier), revived, 2)
     assert one[0]["classifier"].tobytes() == two[0]["classifier"].tobytes()
@@ -151,14 +151,14 @@ def test_the_identity_has_no_transform_and_equals_a_transform_that_does_not_move
     assert state.tensors == {}
     frozen, _ = train(3, strategy(transform_rate=1e-30))
     np.testing.assert_allclose(plain, frozen, atol=1e-6)
-    assert method_for(spec).evaluate(model(plain), state, *data()) == evaluate(plain, None, *data())
+    assert stepwise(spec).evaluate(model(plain), state, *data()) == evaluate(plain, None, *data())
 
 
 def test_the_length_of_an_embedding_does_not_matter() -> None:
     features, labels = data()
     scaled = (features * np.linspace(0.5, 50, len(features), dtype=np.float32)[:, None]).astype(np.float32)
     one, two = (
-        Trainer(method_for(strategy()), rows, labels, seed=1, institution="a").train(
+        Trainer(stepwise(strategy()), rows, labels, seed=1, institution="a").train(
             model(first_classifier()), initial(), 0
         )[0]
         for rows in (features, scaled)
@@ -175,7 +175,7 @@ def test_probabilities_and_counts_are_those_of_the_formula() -> None:
         torch.from_numpy(features).double(),
         20.0,
     ).numpy()
-    got = method_for(strategy()).probabilities(model(classifier), state, features)
+    got = stepwise(strategy()).probabilities(model(classifier), state, features)
     np.testing.assert_allclose(got, expected, atol=1e-5)
     np.testing.assert_allclose(got.sum(axis=1), 1.0, atol=1e-5)
     correct, total = evaluate(classifier, state, features, labels)
@@ -217,7 +217,7 @@ def test_a_useless_embedding_is_named_by_its_row(value: float) -> None:
     features, labels = data()
     features[17] = value
     with pytest.raises(VeilfedError, match="embedding 17 ") as refused:
-        Trainer(method_for(strategy()), features, labels, seed=1, institution="a")
+        Trainer(stepwise(strategy()), features, labels, seed=1, institution="a")
     assert refused.value.code is Code.DATA_INVALID
 
 
@@ -226,7 +226,7 @@ def test_data_that_does_not_fit_the_job_is_refused() -> None:
 
     def refuse(features: Any, labels: Any) -> None:
         with pytest.raises(VeilfedError) as refused:
-            Trainer(method_for(strategy()), features, labels, seed=1, institution="a")
+            Trainer(stepwise(strategy()), features, labels, seed=1, institution="a")
         assert refused.value.code is Code.DATA_INVALID
 
     refuse(features[:, :8], labels)
@@ -252,5 +252,5 @@ def test_models_that_do_not_fit_the_job_are_refused() -> None:
 
 
 def test_the_weight_is_one_or_the_number_of_samples() -> None:
-    assert method_for(strategy()).update_weight(123) == 1.0
-    assert method_for(strategy(weighting="samples")).update_weight(123) == 123.0
+    assert stepwise(strategy()).update_weight(123) == 1.0
+    assert stepwise(strategy(weighting="samples")).update_weight(123) == 123.0

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from aggregator.strategies import STRATEGIES, strategy_for
-from client_agent.trainers import METHODS, State, Trainer, method_for
+from client_agent.trainers import METHODS, State, Trainer
 from tests.support import dense, methods
-from tests.support.methods import DIMENSION, data, first_model, job, strategy, trainer
+from tests.support.methods import ANALYTIC, DIMENSION, data, first_model, job, stepwise, strategy, trainer
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import Strategy
 from veilfed.wire.tensors import Arrays
@@ -46,12 +46,12 @@ METHODS_FIELDS = {name: set(type(strategy(name)).model_fields) for name in METHO
 
 
 def test_every_method_has_both_sides() -> None:
-    assert METHODS.keys() == STRATEGIES.keys() == {values["name"] for values in CASES.values()}
+    assert METHODS.keys() == STRATEGIES.keys() == {*ANALYTIC, *(values["name"] for values in CASES.values())}
 
 
 def run(made: Strategy, rounds: int, institutions: tuple[str, ...] = ("one", "two")) -> tuple[Arrays, State]:
     """A whole job without services: the model, and the state of the first institution."""
-    strategy_, method = strategy_for(job(made)), method_for(made)
+    strategy_, method = strategy_for(job(made)), stepwise(made)
     model = strategy_.initial()
     trainers = [Trainer(method, *data(seed=place), seed=1, institution=name) for place, name in enumerate(institutions)]
     states = [one.initial_state(model) for one in trainers]
@@ -65,7 +65,7 @@ def run(made: Strategy, rounds: int, institutions: tuple[str, ...] = ("one", "tw
 @pytest.mark.parametrize("case", CASES)
 def test_it_learns(case: str) -> None:
     made = spec(case)
-    method, (model, state) = method_for(made), run(made, 12)
+    method, (model, state) = stepwise(made), run(made, 12)
     split = data(400, seed=9)
     first = method.evaluate(first_model(made), None, *split)[0] / 400
     personal = method.evaluate(model, state, *split)[0] / 400
@@ -80,7 +80,7 @@ def test_it_learns(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_before_the_first_round_it_is_the_classifier_alone(case: str) -> None:
     made = spec(case)
-    method, model = method_for(made), first_model(made)
+    method, model = stepwise(made), first_model(made)
     h = torch.from_numpy(data()[0])
     h = h / h.norm(dim=1, keepdim=True)
     plain = torch.softmax(20.0 * h @ torch.from_numpy(np.asarray(model["classifier"], np.float32)).T, dim=1)
@@ -95,7 +95,7 @@ def test_a_round_gives_the_same_bits_again_and_leaves_its_arguments_alone(case: 
     model, state = run(made, 1)
     for array in (*model.values(), *state.tensors.values(), *state.means.values(), *state.squares.values()):
         array.flags.writeable = False
-    revived = method_for(made).read_state(state.to_bytes())
+    revived = stepwise(made).read_state(state.to_bytes())
     before = state.to_bytes()
     one, two = trainer(made).train(model, state, 1), trainer(made).train(model, revived, 1)
     assert state.to_bytes() == before
@@ -141,7 +141,7 @@ def somewhere(made: Strategy, seed: int = 3) -> tuple[Arrays, State]:
     def filled(shapes: Any) -> Arrays:
         return {name: rng.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
 
-    zero = method_for(made).zero_state()
+    zero = stepwise(made).zero_state()
     state = State(filled({name: array.shape for name, array in zero.tensors.items()}), zero.means, zero.squares, 0, -1)
     return filled(made.model_shapes), state
 
@@ -149,7 +149,7 @@ def somewhere(made: Strategy, seed: int = 3) -> tuple[Arrays, State]:
 @pytest.mark.parametrize("case", CASES)
 def test_one_step_is_adam_on_the_printed_loss(case: str) -> None:
     made = spec(case, batch_size=64)
-    method, (model, state) = method_for(made), somewhere(made)
+    method, (model, state) = stepwise(made), somewhere(made)
     trained = trainer(made).train(model, state, 0)
     after: Arrays = {**trained[0], **trained[1].tensors}
     features, labels = data()
@@ -177,7 +177,7 @@ def test_probabilities_are_those_of_the_formula() -> None:
         h = torch.from_numpy(data()[0]).double()
         z = formula(t, h / h.norm(dim=1, keepdim=True))
         expected = torch.softmax(20.0 * (z / z.norm(dim=1, keepdim=True)) @ t["classifier"].T, dim=1)
-        found = method_for(made).probabilities(model, state, data()[0])
+        found = stepwise(made).probabilities(model, state, data()[0])
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
 
 
@@ -189,7 +189,7 @@ def test_condition_numbers_are_those_of_the_formed_map(case: str) -> None:
     made = spec(case)
     model, state = somewhere(made)
     t = {name: torch.from_numpy(array.astype(np.float64)) for name, array in {**model, **state.tensors}.items()}
-    found = method_for(made).condition_number(model, state)
+    found = stepwise(made).condition_number(model, state)
     if case in {"fedadapter", "fedclip"}:
         assert found is None
         return
@@ -200,7 +200,7 @@ def test_condition_numbers_are_those_of_the_formed_map(case: str) -> None:
         assert found > 5
     else:
         assert found == pytest.approx(1.0, abs=1e-9)
-    newcomer = method_for(made).condition_number(model, None)
+    newcomer = stepwise(made).condition_number(model, None)
     assert newcomer == pytest.approx(1.0)
 
 
@@ -210,7 +210,7 @@ def test_all_local_starts_from_the_first_model_and_goes_its_own_way() -> None:
     np.testing.assert_array_equal(state.tensors["classifier"], model["classifier"])
     update, after = trainer(made).train(model, state, 0)
     assert update == {}
-    assert method_for(made).update_weight(100) == 0.0
+    assert stepwise(made).update_weight(100) == 0.0
     assert not np.array_equal(after.tensors["classifier"], model["classifier"])
     # The job's model plays no part any more.
     other = {"classifier": np.ones_like(model["classifier"])}
@@ -220,7 +220,7 @@ def test_all_local_starts_from_the_first_model_and_goes_its_own_way() -> None:
 
 def test_all_global_gives_everybody_the_same_transform() -> None:
     model, state = run(spec("all-global"), 3)
-    method = method_for(spec("all-global"))
+    method = stepwise(spec("all-global"))
     assert np.abs(np.asarray(model["transform"], np.float32)).max() > 1e-3
     features, _ = data(seed=5)
     np.testing.assert_array_equal(
@@ -251,7 +251,7 @@ def test_the_private_networks_of_two_institutions_start_differently_and_the_same
 
 def fedgh_means(features: Any, labels: Any, least: int = 5, **changes: Any) -> Any:
     made = spec("fedgh", transform="identity", **changes)
-    one = Trainer(method_for(made), features, labels, seed=1, institution="one", min_class_samples=least)
+    one = Trainer(stepwise(made), features, labels, seed=1, institution="one", min_class_samples=least)
     return one.train(first_model(made), one.initial_state(first_model(made)), 0)[0]["means"]
 
 
@@ -292,7 +292,7 @@ def test_an_institution_without_a_class_trains_on_what_it_has(case: str) -> None
     made = spec(case)
     features, labels = data(200)
     kept = labels != 2
-    one = Trainer(method_for(made), features[kept], labels[kept], seed=1, institution="one")
+    one = Trainer(stepwise(made), features[kept], labels[kept], seed=1, institution="one")
     model = first_model(made)
     state = one.initial_state(model)
     _, state = one.train(model, state, 0)
@@ -303,9 +303,9 @@ def test_an_institution_without_a_class_trains_on_what_it_has(case: str) -> None
 def test_the_state_of_another_method_is_refused(case: str) -> None:
     data_ = trainer(spec(case)).initial_state(first_model(spec(case))).to_bytes()
     for other in CASES:
-        if method_for(spec(other)).zero_state().to_bytes() != method_for(spec(case)).zero_state().to_bytes():
+        if stepwise(spec(other)).zero_state().to_bytes() != stepwise(spec(case)).zero_state().to_bytes():
             with pytest.raises(VeilfedError) as refused:
-                method_for(spec(other)).read_state(data_)
+                stepwise(spec(other)).read_state(data_)
             assert refused.value.code is Code.STATE_CORRUPT
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_agent.trainers import State, method_for
-from tests.support.methods import strategy
+from client_agent.trainers import State
+from tests.support.methods import stepwise, strategy
 from veilfed.errors import Code, VeilfedError
 from veilfed.wire.tensors import map_bytes
 
@@ -30,7 +30,7 @@ def state() -> State:
 
 
 def read(data: bytes, **changes: Any) -> State:
-    return method_for(strategy("fedot", **FEDOT | changes)).read_state(data, "jobs/x/state")
+    return stepwise(strategy("fedot", **FEDOT | changes)).read_state(data, "jobs/x/state")
 
 
 def test_the_state_comes_back() -> None:

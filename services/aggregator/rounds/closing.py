@@ -39,16 +39,18 @@ def round_in(state: RoundState) -> Update:
 
 
 _CLOSE = round_in(RoundState.OPEN).values(state=bindparam("new_state"))
-_INPUTS = (
+_ALL_INPUTS = (
     select(RoundRow.model_sha256, TaskRow.institution, TaskRow.weight, TaskRow.update_sha256, TaskRow.parameters)
     .join(RoundRow, and_(RoundRow.job_id == TaskRow.job_id, RoundRow.number == TaskRow.round))
-    .where(
-        TaskRow.job_id == bindparam("job_id"),
-        TaskRow.round == bindparam("number"),
-        TaskRow.state == TaskState.DONE,
-        TaskRow.trains,
-    )
+    .where(TaskRow.job_id == bindparam("job_id"), TaskRow.state == TaskState.DONE, TaskRow.trains)
     .order_by(TaskRow.institution)
+)
+_INPUTS = _ALL_INPUTS.where(TaskRow.round == bindparam("number"))
+_RIDGE = (
+    select(RoundRow.ridge)
+    .where(RoundRow.job_id == bindparam("job_id"), RoundRow.number <= bindparam("number"), RoundRow.ridge != "")
+    .order_by(RoundRow.number.desc())
+    .limit(1)
 )
 
 
@@ -88,16 +90,16 @@ class Closing(Book):
         tally = {
             (counts, state): n for counts, state, n in connection.execute(_TALLY, {"job_id": job_id, "number": number})
         }
-        done = tally.get((True, TaskState.DONE), 0)
-        possible = len(job.spec.cohort.train) - tally.get((True, TaskState.EXCLUDED), 0)
+        done, quorum = tally.get((True, TaskState.DONE), 0), _quorum(job, number)
+        possible = sum(n for (counts, state), n in tally.items() if counts and state != TaskState.EXCLUDED)
         waiting = any(state in OPEN_TASKS for _, state in tally)
-        if possible < job.spec.quorum:
+        if possible < quorum:
             self._fail(connection, job, number, f"{possible} updates are still possible", effects)
-        elif done >= job.spec.quorum and (due or not waiting or job.spec.grace_seconds == 0):
+        elif done >= quorum and (due or not waiting or job.spec.grace_seconds == 0):
             self._close(connection, job, number, waiting, effects)
         elif due:
             self._fail(connection, job, number, f"{done} updates had come by the deadline", effects)
-        elif done >= job.spec.quorum:
+        elif done >= quorum:
             self._start_grace(connection, job, number)
 
     def _start_grace(self, connection: Connection, job: Job, number: int) -> None:
@@ -110,7 +112,7 @@ class Closing(Book):
 
     def _close(self, connection: Connection, job: Job, number: int, waiting: bool, effects: Effects) -> None:
         """Ends the wait for updates; the fold comes next, except after the closing evaluation."""
-        closing = number == job.spec.rounds
+        closing = job.spec.closes(number)
         new_state = RoundState.PUBLISHED if closing else RoundState.FOLDING
         closed = connection.execute(_CLOSE, {"of_job": job.id, "round": number, "new_state": new_state})
         if closed.rowcount == 0:
@@ -179,12 +181,35 @@ class Closing(Book):
                 )
             )
         ]
-        message = f"round {number}: the quorum is {job.spec.quorum}, {what}"
+        message = f"round {number}: the quorum is {_quorum(job, number)}, {what}"
         for label, names in (("missing", missing), ("excluded", excluded)):
             if names:
                 message += f"; {label}: " + ", ".join(names[:50]) + (", ..." if len(names) > 50 else "")
-        if self._end_job(connection, job.id, JobState.FAILED, RoundState.FAILED, message, effects):
-            self.event(connection, effects, job.id, "job_failed", round=number, text=message)
+        self._give_up(connection, job, number, message, effects)
+
+    def _give_up(self, connection: Connection, job: Job, number: int, message: str, effects: Effects) -> None:
+        """Fails the job; where the round is of a change, the change alone: the job is done as it was before."""
+        change = number > job.spec.rounds
+        if change:
+            self._drop_change(connection, job.id, number)
+        state, kind = (JobState.DONE, "change_failed") if change else (JobState.FAILED, "job_failed")
+        if self._end_job(connection, job.id, state, RoundState.FAILED, message, effects):
+            self.event(connection, effects, job.id, kind, round=number, text=message)
+
+    def _drop_change(self, connection: Connection, job_id: str, number: int) -> None:
+        """What came for a change that is given up is not in the job."""
+        came = [TaskRow.job_id == job_id, TaskRow.round == number, TaskRow.state == TaskState.DONE, TaskRow.trains]
+        connection.execute(update(TaskRow).where(*came).values(state=TaskState.MISSING, reason="the change failed"))
+
+    def fail_fold(self, connection: Connection, job_id: str, number: int, message: str) -> Effects:
+        """What came cannot be folded, and never will. Nothing if the round is folded no more."""
+        effects = Effects()
+        failed = connection.execute(
+            round_in(RoundState.FOLDING).values(state=RoundState.FAILED), {"of_job": job_id, "round": number}
+        )
+        if failed.rowcount:
+            self._give_up(connection, self.job(connection, job_id), number, f"round {number}: {message}", effects)
+        return effects
 
     # Folding.
 
@@ -197,8 +222,14 @@ class Closing(Book):
 
     def inputs(self, connection: Connection, job_id: str, number: int) -> Inputs:
         """What the round is folded from."""
-        rows = connection.execute(_INPUTS, {"job_id": job_id, "number": number}).all()
-        return Inputs(rows[0].model_sha256 if rows else "", [Input(*row[1:]) for row in rows])
+        key = {"job_id": job_id, "number": number}
+        if self.job(connection, job_id).strategy.sealed:
+            # Of all institutions that are in the job by now.
+            rows = connection.execute(_ALL_INPUTS, {"job_id": job_id}).all()
+            ridge = connection.execute(_RIDGE, key).scalar() or ""
+        else:
+            rows, ridge = connection.execute(_INPUTS, key).all(), ""
+        return Inputs(rows[0].model_sha256 if rows else "", [Input(*row[1:]) for row in rows], ridge)
 
     def _drop_parameters(self, connection: Connection, job_id: str, since: int = 0) -> None:
         """Removes the parameters of updates from rows of the job: their round is folded, or will never be."""
@@ -218,20 +249,25 @@ class Closing(Book):
         if folding.rowcount == 0:
             return effects
         for institution in institutions:
+            where = [TaskRow.job_id == job_id, TaskRow.institution == institution, TaskRow.trains]
+            if not self.job(connection, job_id).strategy.sealed:
+                where.append(TaskRow.round == number)
             lost = connection.execute(
                 update(TaskRow)
-                .where(
-                    TaskRow.job_id == job_id,
-                    TaskRow.round == number,
-                    TaskRow.institution == institution,
-                    TaskRow.state == TaskState.DONE,
-                )
+                .where(*where, TaskRow.state == TaskState.DONE)
                 .values(state=TaskState.EXCLUDED, code=refused.code, reason=refused.reason)
             )
             if lost.rowcount:
                 self._excluded(connection, job_id, number, institution, refused, effects)
         job = self.job(connection, job_id)
         left = len(self.inputs(connection, job_id, number).updates)
-        if left < job.spec.quorum:
+        if left < _quorum(job, number):
             self._fail(connection, job, number, f"{left} updates are left", effects)
         return effects
+
+
+def _quorum(job: Job, number: int) -> int:
+    """Answers without which a round fails. In a change the one that is asked for, and nobody at its end."""
+    if number <= job.spec.rounds:
+        return job.spec.quorum
+    return 0 if job.spec.closes(number) else 1

@@ -7,6 +7,7 @@ Round T, the closing evaluation, has nothing to fold and goes from open to publi
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, insert, select, update
@@ -16,7 +17,7 @@ from aggregator.rounds import sessions
 from aggregator.rounds.answers import Answers
 from aggregator.rounds.book import Job
 from aggregator.rounds.closing import round_in
-from aggregator.rounds.records import Effects, JobState, Live, Offer, RoundState, TaskState
+from aggregator.rounds.records import Effects, JobState, Live, Offer, Part, RoundState, TaskState
 from aggregator.store.schema import JOBS, ROUNDS, TASKS, JobRow, RoundRow
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
@@ -28,7 +29,7 @@ __all__ = ["Machine"]
 _NEW_TASKS = insert(TASKS)
 _NEW_ROUND = insert(ROUNDS)
 _PUBLISH = round_in(RoundState.FOLDING).values(
-    state=RoundState.PUBLISHED, published_sha256=bindparam("published_sha256")
+    state=RoundState.PUBLISHED, published_sha256=bindparam("published_sha256"), report=bindparam("report")
 )
 _COUNT_PUBLISHED = (
     update(JOBS).where(JobRow.id == bindparam("of_job")).values(rounds_published=bindparam("rounds_published"))
@@ -63,12 +64,19 @@ class Machine(Answers):
         """Raises VeilfedError: NOT_FOUND, JOB_ENDED."""
         effects = Effects()
         job = self.job(connection, job_id)
-        if not self._end_job(
-            connection, job.id, JobState.CANCELLED, RoundState.CANCELLED, "the job was cancelled", effects
-        ):
+        newest = self._newest_round(connection, job_id)
+        change = newest > job.spec.rounds
+        if change:
+            self._drop_change(connection, job_id, newest)
+        state, kind = (JobState.DONE, "change_cancelled") if change else (JobState.CANCELLED, "job_cancelled")
+        if not self._end_job(connection, job.id, state, RoundState.CANCELLED, "the job was cancelled", effects):
             raise VeilfedError(Code.JOB_ENDED, f"job {job_id} has ended already")
-        self.event(connection, effects, job_id, "job_cancelled", text=f"by {by}")
+        self.event(connection, effects, job_id, kind, text=f"by {by}")
         return effects
+
+    def _newest_round(self, connection: Connection, job_id: str) -> int:
+        newest = select(RoundRow.number).where(RoundRow.job_id == job_id).order_by(RoundRow.number.desc()).limit(1)
+        return int(connection.execute(newest).scalar_one())
 
     def fail_unreadable(self, connection: Connection) -> Effects:
         """Fails the running jobs whose specification cannot be read, so that the others can go on."""
@@ -130,8 +138,17 @@ class Machine(Answers):
         opened = connection.execute(update(RoundRow).where(key, RoundRow.state == RoundState.PENDING).values(**opening))
         if opened.rowcount:
             sha256, size = connection.execute(select(RoundRow.model_sha256, RoundRow.model_size).where(key)).one()
-            self._issue(connection, job, 0, Ref(sha256, size), opening["deadline_ms"], live, effects)
+            parts = self._parts(connection, job, 0)
+            self._issue(connection, job, 0, Ref(sha256, size), opening["deadline_ms"], live, parts, effects)
             self.event(connection, effects, job_id, "round_opened", round=0)
+
+    def _parts(self, connection: Connection, job: Job, number: int) -> list[Part]:
+        """Who has a task in a round."""
+        evaluated = number > 0 or job.strategy.evaluates_first
+        return [
+            Part(institution, job.strategy.trains(institution, number), institution in job.spec.cohort.train)
+            for institution in job.spec.cohort.train + (job.spec.cohort.evaluate if evaluated else [])
+        ]
 
     def _issue(
         self,
@@ -141,46 +158,56 @@ class Machine(Answers):
         model: Ref,
         deadline_ms: int,
         live: Live,
+        parts: Sequence[Part],
         effects: Effects,
     ) -> None:
         """Makes the tasks of a round that opens, and leases them to the agents that are connected."""
         lease_ms = self.clock() + self.lease_ms
         tasks = []
-        for institution in job.spec.cohort.train + job.spec.cohort.evaluate:
-            session, token = live.get(institution, ""), secrets.token_urlsafe(24)
-            trains = job.strategy.trains(institution, number)
+        for part in parts:
+            session, token = live.get(part.institution, ""), secrets.token_urlsafe(24)
             tasks.append(
                 {
                     "job_id": job.id,
                     "round": number,
-                    "institution": institution,
-                    "trains": trains,
-                    "counts": institution in job.spec.cohort.train,
+                    "institution": part.institution,
+                    "trains": part.trains,
+                    "counts": part.counts,
                     "state": TaskState.LEASED if session else TaskState.WAITING,
                     "token": token,
                     "leased_to": session,
                     "lease_ms": lease_ms if session else 0,
+                    "spec_json": part.spec_json,
                 }
             )
             if session:
-                effects.offers.append(Offer(session, job.id, number, trains, token, model, deadline_ms))
+                offer = Offer(session, job.id, number, part.trains, token, model, deadline_ms, part.spec_json)
+                effects.offers.append(offer)
         connection.execute(_NEW_TASKS, tasks)
 
-    def publish(self, connection: Connection, job_id: str, number: int, model: Ref, live: Live) -> Effects:
+    def publish(
+        self, connection: Connection, job_id: str, number: int, model: Ref, live: Live, report: str = ""
+    ) -> Effects:
         """folding -> published, and the next round opens. Nothing if the job has ended meanwhile."""
-        effects = Effects()
-        published = connection.execute(_PUBLISH, {"of_job": job_id, "round": number, "published_sha256": model.sha256})
+        effects, happened = Effects(), list[tuple[str, str, dict[str, Any]]]()
+        published = connection.execute(
+            _PUBLISH, {"of_job": job_id, "round": number, "published_sha256": model.sha256, "report": report}
+        )
         if published.rowcount:
             self._drop_parameters(connection, job_id, number)
-            connection.execute(_COUNT_PUBLISHED, {"of_job": job_id, "rounds_published": number + 1})
             job = self.job(connection, job_id)
-            opening = self._opening(job)
-            self._insert_round(connection, job_id, number + 1, model, **opening)
-            self._issue(connection, job, number + 1, model, opening["deadline_ms"], live, effects)
-            happened: list[tuple[str, str, dict[str, Any]]] = [
-                (job_id, "round_published", {"round": number, "text": model.sha256}),
-                (job_id, "round_opened", {"round": number + 1}),
-            ]
+            happened.append((job_id, "round_published", {"round": number, "text": model.sha256}))
+            if number < job.spec.rounds:
+                connection.execute(_COUNT_PUBLISHED, {"of_job": job_id, "rounds_published": number + 1})
+            if number < job.spec.last_round:
+                opening = self._opening(job)
+                self._insert_round(connection, job_id, number + 1, model, **opening)
+                parts = self._parts(connection, job, number + 1)
+                self._issue(connection, job, number + 1, model, opening["deadline_ms"], live, parts, effects)
+                happened.append((job_id, "round_opened", {"round": number + 1}))
+            else:  # nobody agreed to be asked so often
+                self._end_job(connection, job_id, JobState.DONE, RoundState.FAILED, "", effects)
+                happened.append((job_id, "job_done", {"round": number}))
             self.events(connection, effects, happened)
         return effects
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, or_, select
 
 from aggregator.rounds.book import kept_spec
-from aggregator.rounds.records import JobState
+from aggregator.rounds.records import JobState, TaskState
 from aggregator.store.schema import AgentRow, EventRow, JobRow, RoundRow, TaskRow
 from aggregator.words import cut
 from veilfed.errors import Code, VeilfedError
@@ -17,12 +17,24 @@ from veilfed.v1.aggregator_pb2 import (
     ClientRound,
     Evaluation,
     GetJobResponse,
+    GetReportResponse,
     JobSummary,
     RoundDetail,
     WatchJobResponse,
 )
 
-__all__ = ["MAX_EVENTS", "details", "events", "is_model", "is_running", "running", "summaries"]
+__all__ = [
+    "MAX_EVENTS",
+    "details",
+    "events",
+    "is_model",
+    "is_running",
+    "report",
+    "running",
+    "sealed",
+    "summaries",
+    "takes_part",
+]
 
 MAX_SUMMARIES = 1000
 # Answers stay below the limit of messages, whatever agents gave as reasons: the newest rounds are told, and long words
@@ -80,7 +92,9 @@ def details(connection: Connection, job_id: str, connected: Collection[str]) -> 
     """
     job = _job(connection, job_id)
     spec = kept_spec(job_id, job.spec_json)
-    institutions = spec.cohort.train + spec.cohort.evaluate
+    named = spec.cohort.train + spec.cohort.evaluate
+    asked = select(TaskRow.institution).where(TaskRow.job_id == job_id, TaskRow.spec_json != "").distinct()
+    institutions = named + sorted(connection.execute(asked).scalars())  # those that were added
     answer = GetJobResponse(
         summary=_summary(job), spec_json=job.spec_json, clients=_clients(connection, institutions, connected)
     )
@@ -148,6 +162,39 @@ def _clients(connection: Connection, institutions: list[str], connected: Collect
         )
         for name in institutions
     ]
+
+
+def report(connection: Connection, job_id: str, number: int | None) -> GetReportResponse:
+    """What is told of the model that a round published, by default the newest. Raises VeilfedError(NOT_FOUND)."""
+    _job(connection, job_id)
+    rounds = select(RoundRow.number, RoundRow.report).where(RoundRow.job_id == job_id, RoundRow.report != "")
+    if number is not None:
+        rounds = rounds.where(RoundRow.number == number)
+    found = connection.execute(rounds.order_by(RoundRow.number.desc()).limit(1)).one_or_none()
+    if found is None:
+        raise VeilfedError(Code.NOT_FOUND, f"job {job_id} has no report" + ("" if number is None else " of that round"))
+    return GetReportResponse(round=found.number, report_json=found.report)
+
+
+def takes_part(connection: Connection, job_id: str, institution: str) -> bool:
+    """Whether the institution was asked for something in the job, and not forgotten since."""
+    asked = select(TaskRow.token).where(
+        TaskRow.job_id == job_id, TaskRow.institution == institution, TaskRow.state != TaskState.FORGOTTEN
+    )
+    return connection.execute(asked.limit(1)).scalar() is not None
+
+
+def sealed(connection: Connection, job_id: str) -> set[tuple[str, str]]:
+    """(institution, SHA-256) of the sealed updates that a job needs: none unless it is done, or runs."""
+    state = connection.execute(_STATE, {"job_id": job_id}).scalar()
+    if state not in {JobState.DONE, JobState.RUNNING}:
+        return set()
+    rows = connection.execute(
+        select(TaskRow.institution, TaskRow.update_sha256).where(
+            TaskRow.job_id == job_id, TaskRow.state == TaskState.DONE, TaskRow.trains
+        )
+    )
+    return {(row.institution, row.update_sha256) for row in rows}
 
 
 _STATE = select(JobRow.state).where(JobRow.id == bindparam("job_id"))

@@ -6,7 +6,19 @@ from enum import StrEnum
 
 from aggregator.artifacts import Ref
 
-__all__ = ["Effects", "Ended", "Input", "Inputs", "JobState", "Live", "Offer", "Refused", "RoundState", "TaskState"]
+__all__ = [
+    "Effects",
+    "Ended",
+    "Input",
+    "Inputs",
+    "JobState",
+    "Live",
+    "Offer",
+    "Part",
+    "Refused",
+    "RoundState",
+    "TaskState",
+]
 
 # Institution -> session (digest) of the one agent that gets its tasks.
 Live = Mapping[str, str]
@@ -34,6 +46,8 @@ class TaskState(StrEnum):
     DONE = "done"
     EXCLUDED = "excluded"
     MISSING = "missing"
+    # Was done; what it brought is taken out of the job and deleted.
+    FORGOTTEN = "forgotten"
 
 
 OPEN_TASKS = (TaskState.WAITING, TaskState.LEASED)
@@ -50,6 +64,19 @@ class Offer:
     token: str
     model: Ref
     deadline_ms: int
+    # If it is not the job's.
+    spec_json: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an institution does in a round: whether it trains, whether the quorum counts it."""
+
+    institution: str
+    trains: bool
+    counts: bool
+    # The specification that it gets, if it is not the job's.
+    spec_json: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,10 +110,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a round is folded from: the SHA-256 of the model that it started from, and its updates."""
+    """What a round is folded from: the SHA-256 of the model that it started from, and its updates.
+
+    `ridge` is the one to solve with, if not the specification's.
+    """
 
     start: str
     updates: list[Input]
+    ridge: str = ""
 
 
 @dataclass

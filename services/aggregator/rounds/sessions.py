@@ -92,6 +92,7 @@ def offer(
             TaskRow.round,
             TaskRow.trains,
             TaskRow.token,
+            TaskRow.spec_json,
             RoundRow.model_sha256,
             RoundRow.model_size,
             RoundRow.deadline_ms,
@@ -114,6 +115,7 @@ def offer(
             row.token,
             Ref(row.model_sha256, row.model_size),
             row.deadline_ms,
+            row.spec_json,
         )
         for row in rows
     ]

@@ -60,12 +60,18 @@ class RoundRow(Base):
     # When the timer must look at the round: its deadline, or earlier, when the grace after the quorum is over.
     due_ms: Mapped[int] = mapped_column(BigInteger, default=0)
     quorum_ms: Mapped[int] = mapped_column(BigInteger, default=0)
+    # What is told of the published model, as JSON; and with which ridge it is solved, if not the specification's.
+    report: Mapped[str] = mapped_column(Text, default="")
+    ridge: Mapped[str] = mapped_column(String(32), default="")
 
     __table_args__ = (Index("ix_rounds_due", "state", "due_ms"),)
 
 
 class TaskRow(Base):
-    """What one institution is asked for in one round: waiting <-> leased -> done, excluded or missing."""
+    """What one institution is asked for in one round: waiting <-> leased -> done, excluded or missing.
+
+    done -> forgotten, where the statistics of an institution are taken out of the job.
+    """
 
     __tablename__ = "tasks"
 
@@ -93,6 +99,8 @@ class TaskRow(Base):
     ledger_records: Mapped[int] = mapped_column(BigInteger, default=0)
     ledger_sha256: Mapped[str] = mapped_column(String(64), default="")
     finished_ms: Mapped[int] = mapped_column(BigInteger, default=0)
+    # The specification that an institution got which was added later; empty for the job's.
+    spec_json: Mapped[str] = mapped_column(Text, default="")
 
     __table_args__ = (
         ForeignKeyConstraint(["job_id", "round"], ["rounds.job_id", "rounds.number"]),

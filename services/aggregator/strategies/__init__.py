@@ -1,17 +1,20 @@
 """Strategies: what to ask the institutions for, how to fold it, what to publish.
 
 strategy_for(spec) -> Strategy
-    .shapes, .model_bytes, .initial(class_vectors), .trains(institution, round), .fold(updates, current)
+    .shapes, .model_bytes, .initial(class_vectors), .trains(institution, round), .check(update)
+    .fold(updates, current), .fold_reported(updates, current)
 """
 
+from aggregator.strategies.analytic import Afl, Fedcgs
 from aggregator.strategies.averaging import AllGlobal, Averaging
-from aggregator.strategies.base import Strategy
+from aggregator.strategies.base import Report, Strategy, Update
 from aggregator.strategies.fedclip import Fedclip
 from aggregator.strategies.fedgh import Fedgh
 from aggregator.strategies.keeping import Keeping
-from veilfed.jobs import JobSpec, StrategyName
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import AflStrategy, JobSpec, StrategyName
 
-__all__ = ["STRATEGIES", "Strategy", "strategy_for"]
+__all__ = ["STRATEGIES", "Report", "Strategy", "Update", "strategy_for", "with_ridge"]
 
 STRATEGIES: dict[StrategyName, type[Strategy]] = {
     "fedot": Averaging,
@@ -21,9 +24,23 @@ STRATEGIES: dict[StrategyName, type[Strategy]] = {
     "fedadapter": Averaging,
     "fedclip": Fedclip,
     "fedgh": Fedgh,
+    "afl": Afl,
+    "fedcgs": Fedcgs,
 }
 
 
 def strategy_for(spec: JobSpec) -> Strategy:
     """The strategy that a job names. Raises VeilfedError(JOB_INVALID) for a job that is too large for it."""
     return STRATEGIES[spec.strategy.name](spec)
+
+
+def with_ridge(spec: JobSpec, ridge: str) -> Strategy:
+    """The strategy of the job, solved with another ridge: "gcv" or a number. Raises VeilfedError(INPUT_INVALID)."""
+    if not isinstance(spec.strategy, AflStrategy):
+        raise VeilfedError(Code.INPUT_INVALID, f"a job of {spec.strategy.name} has no ridge")
+    try:
+        values = spec.strategy.model_dump() | {"ridge": ridge if ridge == "gcv" else float(ridge)}
+        strategy = AflStrategy.model_validate(values)
+    except ValueError:
+        raise VeilfedError(Code.INPUT_INVALID, "a ridge is gcv or a number from 0 to 1e12") from None
+    return strategy_for(spec.model_copy(update={"strategy": strategy}))

@@ -1,20 +1,32 @@
 """What every strategy is: the first model, who trains when, and how the updates of a round become the next model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator import gate
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import CLASSIFIER, JobSpec, Shapes
+from veilfed.jobs import CLASSIFIER, JobSpec, Shapes, StrategySpec, TrainedSpec, payload_bytes
 from veilfed.wire.tensors import Array, Arrays
 
-__all__ = ["Strategy"]
+__all__ = ["Report", "Strategy", "Update"]
+
+# Who sent it, its weight, and its tensors.
+Update = tuple[str, float, Arrays]
+# What an administrator is told of a published model, as JSON values; nothing for most strategies.
+Report = Mapping[str, Any]
 
 
 class Strategy(ABC):
-    """One job's strategy. All tensors are float32."""
+    """One job's strategy."""
+
+    # Whether the updates are kept after their round, for changes of the job: see aggregator.artifacts.
+    sealed = False
+    # Whether the first model is worth an evaluation, by those who only evaluate.
+    evaluates_first = True
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
@@ -27,7 +39,8 @@ class Strategy(ABC):
     @property
     def model_bytes(self) -> int:
         """Bound on the bytes of a model, and of an update, as a serialised TensorMap."""
-        return max(_bytes(self.spec.strategy.model_shapes), _bytes(self.shapes))
+        strategy = self.spec.strategy
+        return max(_bytes(strategy, strategy.model_shapes), _bytes(strategy, self.shapes))
 
     def initial(self, class_vectors: Array | None = None) -> Arrays:
         """Model 0. `class_vectors` [K, d] where the job says `initial: class_vectors`, else None.
@@ -39,7 +52,8 @@ class Strategy(ABC):
     def _first_classifier(self, class_vectors: Array | None) -> NDArray[np.float32]:
         """Rows of normal deviates or the class vectors, each scaled to the norm init_norm; the same for one seed."""
         strategy = self.spec.strategy
-        if (class_vectors is not None) != (strategy.initial == "class_vectors"):
+        assert isinstance(strategy, TrainedSpec)  # noqa: S101  for mypy: the others have first models of their own
+        if (class_vectors is not None) != strategy.takes_class_vectors:
             which = "needs class vectors" if class_vectors is None else "takes no class vectors"
             raise VeilfedError(Code.JOB_INVALID, f"job: strategy.initial is {strategy.initial}, which {which}")
         if class_vectors is None:
@@ -53,6 +67,10 @@ class Strategy(ABC):
         """Whether an institution trains in a round; if not, it evaluates. The closing round evaluates only."""
         return round_number < self.spec.rounds and institution in self.spec.cohort.train
 
+    def check(self, arrays: Arrays) -> None:
+        """The update gate for the tensors of an update. Raises VeilfedError(UPDATE_INVALID)."""
+        gate.check_parameters(arrays, self.shapes, self.spec)
+
     @abstractmethod
     def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
         """The next model, of (weight, tensors) of each institution and, where it is asked for, the current model.
@@ -60,9 +78,13 @@ class Strategy(ABC):
         The result is the same, bit for bit, in every order of the updates.
         """
 
+    def fold_reported(self, updates: Iterable[Update], current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
+        """The next model as `fold`, and what is to be told of it. `updates` may be gone through several times."""
+        return self.fold(((weight, arrays) for _, weight, arrays in updates), current), {}
 
-def _bytes(shapes: Shapes) -> int:
-    return sum(4 * int(np.prod(shape)) + len(name) + 256 for name, shape in shapes.items())
+
+def _bytes(strategy: StrategySpec, shapes: Shapes) -> int:
+    return payload_bytes(strategy, shapes) + sum(len(name) + 256 for name in shapes)
 
 
 def _checked(vectors: Array, shape: tuple[int, int]) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from client_agent.egress.rules import Refused
 from veilfed import protocol
 from veilfed.errors import VeilfedError
 from veilfed.identity.names import Identity
+from veilfed.jobs import COUNTS
 from veilfed.v1.aggregator_pb2 import (
     Evaluation,
     FetchRequest,
@@ -40,8 +41,9 @@ class Allowed:
     """What a consented job may send: exactly these tensors, and artifacts by digest that were checked before."""
 
     shapes: Shapes
-    # Training rounds of the job; the round after them is the closing evaluation.
+    # Training rounds of a turn; the round after them is its closing evaluation. And the last round of the last turn.
     rounds: int
+    last_round: int
     max_weight: float
     artifacts: dict[str, memoryview] = field(default_factory=dict)
 
@@ -167,9 +169,9 @@ def _approved(allowed: Allowed | None, sha256: str) -> memoryview:
 def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy) -> None:
     allowed = _consented(allowed)
     parameters = update.WhichOneof("parameters")
-    if update.round > allowed.rounds:
-        raise Refused(f"round {update.round} of a job of {allowed.rounds} rounds")
-    if parameters and update.round == allowed.rounds:
+    if update.round > allowed.last_round:
+        raise Refused(f"round {update.round} of a job of {allowed.last_round} rounds")
+    if parameters and update.round % (allowed.rounds + 1) == allowed.rounds:
         raise Refused("the closing evaluation has no parameters")
     if parameters == "tensors":
         try:
@@ -203,6 +205,16 @@ def _check_arrays(arrays: tensors.Arrays, shapes: Shapes, policy: EgressPolicy) 
     elements = sum(array.size for array in arrays.values())
     if elements > policy.max_tensor_elements:
         raise Refused(f"{elements} tensor elements; the policy allows {policy.max_tensor_elements}")
+    if COUNTS in shapes:
+        _check_counts(arrays[COUNTS], policy)
+
+
+def _check_counts(counts: np.ndarray[Any, np.dtype[Any]], policy: EgressPolicy) -> None:
+    """Sums over samples leave with the number of samples of each class, which must be enough or none."""
+    if ((counts != 0) & (counts < policy.min_class_samples)).any():
+        raise Refused(f"sums over fewer than {policy.min_class_samples} samples of a class are not given out")
+    if counts.any() and counts.sum() < policy.min_evaluation_samples:
+        raise Refused(f"sums over fewer than {policy.min_evaluation_samples} samples are not given out")
 
 
 def _form(array: np.ndarray[Any, np.dtype[Any]]) -> str:

@@ -182,15 +182,17 @@ class EgressGate:
         arrays: Mapping[str, tuple[tuple[int, ...], DTypeLike]],
         *,
         rounds: int = ANY_ROUND,
+        last_round: int | None = None,
         max_weight: float = 1.0,
     ) -> None:
         """A consented job may send updates of exactly these tensors: name -> (shape, dtype).
 
-        In `rounds` rounds and a closing evaluation, with weights up to `max_weight`. Without tensors, it may send
-        evaluations alone. Jobs that are not expected may send refusals alone.
+        In `rounds` rounds and a closing evaluation, in turns of these up to `last_round` (by default one turn), with
+        weights up to `max_weight`. Without tensors, it may send evaluations alone. Jobs that are not expected may send
+        refusals alone.
         """
         shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
-        allowed = Allowed(shapes, rounds, max_weight)
+        allowed = Allowed(shapes, rounds, rounds if last_round is None else last_round, max_weight)
         with self._lock:
             known = self._allowed.get(job)
             if known is None or known != replace(allowed, artifacts=known.artifacts):

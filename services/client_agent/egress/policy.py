@@ -42,8 +42,8 @@ class EgressPolicy(Strict):
         ["fedot"], description="jobs of other strategies are refused, approved or not"
     )
     purposes: list[Purpose] = Field(list(Purpose), description="messages of other purposes are refused")
-    min_evaluation_samples: int = Field(20, ge=1, description="a count over fewer samples is not given out")
-    min_class_samples: int = Field(5, ge=1, description="the mean of a class with fewer samples is not given out")
+    min_evaluation_samples: int = Field(20, ge=1, description="counts and sums over fewer samples are not given out")
+    min_class_samples: int = Field(5, ge=1, description="of a class with fewer samples no mean or sum is given out")
     max_tensor_elements: int = Field(50_000_000, ge=1, description="of all tensors of one update together")
     max_answers_per_round: int = Field(
         3, ge=1, description="an aggregator that lost its history asks again with another model; a greedy one, too"

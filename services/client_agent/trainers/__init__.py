@@ -1,33 +1,37 @@
 """What an institution computes, on its cached embeddings alone: no data, no network and no foundation model in here.
 
 method_for(strategy) -> Method           the method that a job names (client_agent.trainers.method)
-    .trainer(features, labels, seed=, institution=) -> Trainer
-        .initial_state(model) -> State                                  before the first round
-        .train(model, state, round_number, cancelled) -> (update, state)
     .evaluate(model, state, features, labels) -> (right answers, samples)     state: None for a newcomer
     .probabilities(model, state, features) -> [n, K]
     .condition_number(model, state) -> float | None
     .read_state(data, where) -> State                                   of state.to_bytes()
     .update_weight(samples) -> float
+trainer_for(method, features, labels, seed=, institution=) -> Trains
+    .initial_state(model) -> State | None                               before the first round; None for no state
+    .train(model, state, round_number, cancelled) -> (update, state)
 
-`model` and `update` are named float32 arrays as on the wire: strategy.model_shapes and strategy.update_shapes.
+`model` and `update` are named arrays as on the wire: strategy.model_shapes, strategy.update_shapes, strategy.dtype.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from client_agent.trainers.all_global import AllGlobal
 from client_agent.trainers.all_local import AllLocal
+from client_agent.trainers.analytic import Analytic, Summer
 from client_agent.trainers.fedadapter import Fedadapter
 from client_agent.trainers.fedclip import Fedclip
 from client_agent.trainers.fedgh import Fedgh
 from client_agent.trainers.fedlt import Fedlt
 from client_agent.trainers.fedot import Fedot
-from client_agent.trainers.method import Method
+from client_agent.trainers.inputs import Float, Labels
+from client_agent.trainers.method import Method, Stepwise
 from client_agent.trainers.state import State
 from client_agent.trainers.training import Trainer
 from veilfed.jobs import Strategy, StrategyName
+from veilfed.wire.tensors import Arrays
 
-__all__ = ["METHODS", "Method", "State", "Trainer", "method_for"]
+__all__ = ["METHODS", "Method", "State", "Stepwise", "Trainer", "Trains", "method_for", "trainer_for"]
 
 METHODS: dict[StrategyName, type[Method[Any]]] = {
     "fedot": Fedot,
@@ -37,9 +41,45 @@ METHODS: dict[StrategyName, type[Method[Any]]] = {
     "fedadapter": Fedadapter,
     "fedclip": Fedclip,
     "fedgh": Fedgh,
+    "afl": Analytic,
+    "fedcgs": Analytic,
 }
+
+
+class Trains(Protocol):
+    """What computes an institution's updates."""
+
+    def initial_state(self, model: Arrays) -> State | None:
+        """The private state before the first round; None where there is never one."""
+
+    def train(
+        self, model: Arrays, state: Any, round_number: int, cancelled: Callable[[], bool] = ...
+    ) -> tuple[Arrays, State | None]:
+        """What is sent, and the new state."""
 
 
 def method_for(strategy: Strategy) -> Method[Any]:
     """The method that a job names."""
     return METHODS[strategy.name](strategy)
+
+
+def trainer_for(
+    method: Method[Any],
+    features: Float,
+    labels: Labels,
+    *,
+    seed: int,
+    institution: str,
+    min_class_samples: int = 5,
+    min_samples: int = 1,
+) -> Trains:
+    """Of the training split of one institution: embeddings float32 [n, d] as the oracle gave them, labels int64 [n].
+
+    The policy's limits: `min_class_samples` of a class, or nothing is told about it alone; `min_samples` in all, or
+    sums over them are not given out. Raises VeilfedError(DATA_INVALID).
+    """
+    if isinstance(method, Stepwise):
+        return Trainer(
+            method, features, labels, seed=seed, institution=institution, min_class_samples=min_class_samples
+        )
+    return Summer(method, features, labels, min_class_samples=min_class_samples, min_samples=min_samples)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from client_agent.trainers.inputs import unit
-from client_agent.trainers.method import Method, Tensors
+from client_agent.trainers.method import Stepwise, Tensors
 from veilfed.jobs import FedadapterStrategy, Shapes
 from veilfed.wire.tensors import Arrays
 
@@ -20,7 +20,7 @@ __all__ = ["Fedadapter"]
 DOWN, BIAS, UP = "adapter_down", "adapter_bias", "adapter_up"
 
 
-class Fedadapter(Method[FedadapterStrategy]):
+class Fedadapter(Stepwise[FedadapterStrategy]):
     """U and b start at zero, so z starts as h. D's elements have variance 1: so have its outputs, as h has length 1."""
 
     @property

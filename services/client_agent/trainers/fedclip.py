@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from client_agent.trainers.inputs import unit
-from client_agent.trainers.method import Method, Tensors
+from client_agent.trainers.method import Stepwise, Tensors
 from veilfed.jobs import ATTENTION_IN, ATTENTION_OUT, FedclipStrategy
 
 __all__ = ["Fedclip"]
 
 
-class Fedclip(Method[FedclipStrategy]):
+class Fedclip(Stepwise[FedclipStrategy]):
     """Nothing is private: the attention comes with the model, for newcomers too."""
 
     @property

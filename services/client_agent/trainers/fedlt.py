@@ -9,14 +9,14 @@ import numpy as np
 from torch import Tensor
 
 from client_agent.trainers.inputs import unit
-from client_agent.trainers.method import Method, Tensors
+from client_agent.trainers.method import Stepwise, Tensors
 from veilfed.jobs import TRANSFORM, FedltStrategy, Shapes
 from veilfed.wire.tensors import Arrays
 
 __all__ = ["Fedlt"]
 
 
-class Fedlt(Method[FedltStrategy]):
+class Fedlt(Stepwise[FedltStrategy]):
     """w_l starts as the identity."""
 
     @property

@@ -1,12 +1,15 @@
 """Checks of what comes from outside: embeddings, labels, models."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import Shapes
+from veilfed.jobs import FLOAT32, Shapes
 from veilfed.wire.tensors import Arrays
 
 __all__ = ["Float", "Labels", "check_labels", "checked", "normalised", "unit"]
@@ -46,15 +49,15 @@ def check_labels(labels: Labels, samples: int, classes: int) -> None:
         raise VeilfedError(Code.DATA_INVALID, f"labels must be between 0 and {classes - 1}")
 
 
-def checked(arrays: Arrays, shapes: Shapes) -> Arrays:
-    """The arrays, which must be float32 of exactly these names and shapes. Raises VeilfedError(INPUT_INVALID)."""
+def checked(arrays: Arrays, shapes: Shapes, dtype: Callable[[str], "np.dtype[Any]"] = lambda name: FLOAT32) -> Arrays:
+    """The arrays, which must have exactly these names, shapes and element types. Raises VeilfedError(INPUT_INVALID)."""
     if arrays.keys() != shapes.keys():
         raise VeilfedError(Code.INPUT_INVALID, f"tensors {sorted(arrays)}; {sorted(shapes)} are needed")
     for name, shape in shapes.items():
-        array = arrays[name]
-        if array.shape != shape or array.dtype != np.float32:
+        array, wanted = arrays[name], dtype(name)
+        if array.shape != shape or array.dtype != wanted:
             raise VeilfedError(
                 Code.INPUT_INVALID,
-                f"the {name} is {array.dtype} {list(array.shape)}; float32 {list(shape)} is needed",
+                f"the {name} is {array.dtype} {list(array.shape)}; {wanted} {list(shape)} is needed",
             )
     return arrays

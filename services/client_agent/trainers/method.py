@@ -1,4 +1,4 @@
-"""What every method is at an institution: which tensors it trains, which stay private, how it transforms embeddings.
+"""What every method is at an institution: which tensors stay private, how it transforms embeddings and classifies them.
 
     p = softmax(tau w_g z),   z = f(h) / ||f(h)||
 
@@ -14,19 +14,23 @@ from torch import Tensor
 
 from client_agent.trainers.inputs import Float, Labels, check_labels, checked, normalised
 from client_agent.trainers.state import State
-from veilfed.jobs import CLASSIFIER, Shapes, StrategySpec
+from veilfed.jobs import CLASSIFIER, Shapes, StrategySpec, TrainedSpec
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Method", "Tensors", "array_of"]
+__all__ = ["Method", "Spec", "Stepwise", "Tensors", "array_of"]
 
 Spec = TypeVar("Spec", bound=StrategySpec)
+TrainedSpecs = TypeVar("TrainedSpecs", bound=TrainedSpec)
 Tensors = Mapping[str, Tensor]
 
 _CHUNK = 1024  # rows evaluated at once: bounds memory
 
 
 class Method(Generic[Spec]):
-    """One method with a job's parameters. The base is plain averaging: f is the identity, nothing is private."""
+    """One method with a job's parameters. In the base f is the identity, and nothing is private."""
+
+    # Whether the model that a round starts from is evaluated before it is trained.
+    evaluates_first = True
 
     def __init__(self, strategy: Spec) -> None:
         self.strategy = strategy
@@ -34,29 +38,13 @@ class Method(Generic[Spec]):
     # What a method says.
 
     @property
-    def rates(self) -> Mapping[str, float]:
-        """Adam's rate of each tensor that is trained; others of the model stay as they are."""
-        return {CLASSIFIER: self.strategy.classifier_rate}
-
-    @property
     def private_shapes(self) -> Shapes:
         """Name and shape of each tensor that stays with the institution; it goes before one of the model."""
         return {}
 
-    def first_private(self, model: Arrays, random: np.random.Generator) -> Arrays:
-        """The private tensors of an institution that has trained no round."""
-        return _zeros(self.private_shapes)
-
     def transformed(self, tensors: Tensors, h: Tensor) -> Tensor:
         """z [n, d] of rows h of length 1. Of a newcomer, `tensors` has no private ones."""
         return h
-
-    def update(self, tensors: Tensors, h: Tensor, labels: Tensor, least: int) -> Arrays:
-        """What is sent after a round: of all tensors as trained, and of the training split.
-
-        Of a class with fewer than `least` samples nothing is told that is about its samples alone.
-        """
-        return {name: array_of(tensors[name]) for name in self.strategy.update_shapes}
 
     def linear_map(self, tensors: Tensors) -> Tensor | None:
         """f as a matrix [d, d] in float64; None if it is not linear."""
@@ -89,7 +77,7 @@ class Method(Generic[Spec]):
 
     def tensors(self, model: Arrays, state: State | None) -> dict[str, Tensor]:
         """Copies of the model's tensors, with the private ones before them. Raises VeilfedError(INPUT_INVALID)."""
-        arrays = dict(checked(model, self.strategy.model_shapes))
+        arrays = dict(checked(model, self.strategy.model_shapes, self.strategy.dtype))
         if state is not None:
             arrays |= checked(state.tensors, self.private_shapes)
         return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
@@ -99,11 +87,35 @@ class Method(Generic[Spec]):
         formed = self.linear_map(self.tensors(model, state))
         return None if formed is None else float(torch.linalg.cond(formed))
 
+    def read_state(self, data: bytes, where: str = "state") -> State | None:
+        """The state of its bytes; None for a method without any. Raises VeilfedError(STATE_CORRUPT)."""
+        return None
+
     def update_weight(self, samples: int) -> float:
         """The weight of an update that was trained on so many samples; 0 if it has no tensors."""
         if not self.strategy.update_shapes:
             return 0.0
         return float(samples) if self.strategy.weighting == "samples" else 1.0
+
+
+class Stepwise(Method[TrainedSpecs]):
+    """A method that is trained by steps of Adam. The base is plain averaging."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Adam's rate of each tensor that is trained; others of the model stay as they are."""
+        return {CLASSIFIER: self.strategy.classifier_rate}
+
+    def first_private(self, model: Arrays, random: np.random.Generator) -> Arrays:
+        """The private tensors of an institution that has trained no round."""
+        return _zeros(self.private_shapes)
+
+    def update(self, tensors: Tensors, h: Tensor, labels: Tensor, least: int) -> Arrays:
+        """What is sent after a round: of all tensors as trained, and of the training split.
+
+        Of a class with fewer than `least` samples nothing is told that is about its samples alone.
+        """
+        return {name: array_of(tensors[name]) for name in self.strategy.update_shapes}
 
     def zero_state(self) -> State:
         """A state with the names and shapes of the method's."""

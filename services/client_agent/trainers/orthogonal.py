@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from client_agent.trainers.cayley import rotate
-from client_agent.trainers.method import Method, Tensors
+from client_agent.trainers.method import Stepwise, Tensors
 from veilfed.jobs import CLASSIFIER, TRANSFORM, FedghStrategy, FedotStrategy, OrthogonalSpec, Shapes
 
 __all__ = ["Orthogonal", "PrivateTransform"]
@@ -21,7 +21,7 @@ Spec = TypeVar("Spec", bound=OrthogonalSpec)
 PrivateSpec = TypeVar("PrivateSpec", FedotStrategy, FedghStrategy)
 
 
-class Orthogonal(Method[Spec]):
+class Orthogonal(Stepwise[Spec]):
     """Trains classifier and X [r, m, m]. Where X is kept is the method's own; X = 0 is the identity."""
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from client_agent.trainers import adam
 from client_agent.trainers.inputs import Float, Labels, check_labels, normalised
-from client_agent.trainers.method import Method, array_of
+from client_agent.trainers.method import Stepwise, array_of
 from client_agent.trainers.state import State
 from veilfed.errors import Code, VeilfedError
 from veilfed.wire.tensors import Arrays
@@ -32,7 +32,7 @@ class Trainer:
 
     def __init__(
         self,
-        method: Method[Any],
+        method: Stepwise[Any],
         features: Float,
         labels: Labels,
         *,

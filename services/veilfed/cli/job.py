@@ -1,29 +1,24 @@
-"""`veilfed job`: submit, list, show, watch, cancel and fetch, for administrators."""
+"""`veilfed job`: submit, list, show, watch, cancel and fetch, for administrators; see also veilfed.cli.changes."""
 
-import asyncio
 import hashlib
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from pydantic import Field
 
 from veilfed.cli import output
+from veilfed.cli.admin import CALL_SECONDS, Admin, AdminConfig, JobId, run, settings_of
 from veilfed.cli.groups import taking
-from veilfed.config import MAX_YAML_BYTES, Strict, load_config
+from veilfed.config import MAX_YAML_BYTES
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
-from veilfed.identity.material import TlsFiles, load_credentials, read_file
-from veilfed.identity.names import Identity
+from veilfed.identity.material import read_file
 from veilfed.jobs import parse_job
-from veilfed.rpc.channel import open_channel, translated
 from veilfed.rpc.progress import moving
 from veilfed.v1.aggregator_pb2 import (
     CancelJobRequest,
@@ -37,95 +32,12 @@ from veilfed.v1.aggregator_pb2 import (
     WatchJobRequest,
     WatchJobResponse,
 )
-from veilfed.v1.aggregator_pb2_grpc import CoordinatorStub, JobServiceStub
 from veilfed.wire.class_vectors import read_class_vectors
 from veilfed.wire.tensors import parse_map, to_tensor
 
-__all__ = ["AdminConfig", "app"]
+__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Jobs at the aggregator, for administrators.")
-
-Result = TypeVar("Result")
-
-CALL_SECONDS = 30.0
-
-
-class AdminConfig(Strict):
-    """The keys of --config; options and environment variables go before them."""
-
-    identity: Path | None = Field(None, description="folder with certificate.pem, key.pem and bundle.pem")
-    aggregator: str | None = Field(None, description="host:port")
-    aggregator_id: str | None = Field(None, description="SPIFFE id of the aggregator")
-
-
-IdentityOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--identity", envvar="VEILFED_ADMIN_IDENTITY", help="Folder with certificate.pem, key.pem, bundle.pem."
-    ),
-]
-AddressOption = Annotated[
-    str | None, typer.Option("--aggregator", envvar="VEILFED_ADMIN_AGGREGATOR", help="host:port of the aggregator.")
-]
-ServerOption = Annotated[
-    str | None,
-    typer.Option("--aggregator-id", envvar="VEILFED_ADMIN_AGGREGATOR_ID", help="SPIFFE id of the aggregator."),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", envvar="VEILFED_ADMIN_CONFIG", help="YAML: identity, aggregator, aggregator_id."),
-]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `submit` and `list` print it.")]
-
-
-class Admin:
-    """A connection to the aggregator."""
-
-    def __init__(self, jobs: JobServiceStub, coordinator: CoordinatorStub) -> None:
-        self.jobs: Any = jobs
-        self.coordinator: Any = coordinator
-
-
-@asynccontextmanager
-async def _connected(settings: AdminConfig) -> AsyncIterator[Admin]:
-    for name in ("identity", "aggregator", "aggregator_id"):
-        if getattr(settings, name) is None:
-            option = name.replace("_", "-")
-            raise VeilfedError(
-                Code.CONFIG_INVALID,
-                f"the {option} is not given",
-                f"Give --{option}, VEILFED_ADMIN_{name.upper()}, or `{name}` in a file named with --config.",
-            )
-    credentials = load_credentials(TlsFiles.in_folder(settings.identity or Path()))
-    address = settings.aggregator or ""
-    channel = open_channel(credentials, address, Identity.parse(settings.aggregator_id or ""))
-    async with channel:
-        with translated(credentials, address):
-            yield Admin(JobServiceStub(channel), CoordinatorStub(channel))
-
-
-def _run(settings: AdminConfig, call: Callable[[Admin], Awaitable[Result]]) -> Result:
-    async def connected() -> Result:
-        async with _connected(settings) as admin:
-            return await call(admin)
-
-    return asyncio.run(connected())
-
-
-def _settings(
-    identity: IdentityOption = None,
-    aggregator: AddressOption = None,
-    aggregator_id: ServerOption = None,
-    config: ConfigOption = None,
-) -> AdminConfig:
-    """The options, completed from the file; a relative folder in the file is relative to the file."""
-    read = load_config(AdminConfig, config) if config is not None else AdminConfig()
-    folder = read.identity if read.identity is None or config is None else config.parent / read.identity
-    return AdminConfig(
-        identity=identity or folder,
-        aggregator=aggregator or read.aggregator,
-        aggregator_id=aggregator_id or read.aggregator_id,
-    )
 
 
 def _document(message: Message) -> dict[str, Any]:
@@ -160,7 +72,7 @@ def _accuracies(evaluations: list[Evaluation]) -> str:
 
 
 @app.command()
-@taking(_settings)
+@taking(settings_of)
 def submit(
     settings: AdminConfig,
     file: Annotated[Path, typer.Argument(help="The job's specification (YAML or JSON).")],
@@ -184,12 +96,12 @@ def submit(
     async def call(admin: Admin) -> str:
         return str((await admin.jobs.SubmitJob(request, timeout=CALL_SECONDS)).job_id)
 
-    job_id = _run(settings, call)
+    job_id = run(settings, call)
     output.result({"job_id": job_id}, job_id, as_json)
 
 
 @app.command("list")
-@taking(_settings)
+@taking(settings_of)
 def list_jobs(
     settings: AdminConfig,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many, newest first.")] = 100,
@@ -200,7 +112,7 @@ def list_jobs(
     async def call(admin: Admin) -> list[JobSummary]:
         return list((await admin.jobs.ListJobs(ListJobsRequest(limit=limit), timeout=CALL_SECONDS)).jobs)
 
-    jobs = _run(settings, call)
+    jobs = run(settings, call)
     rows = [
         (job.job_id, job.strategy, job.state, f"{job.rounds_published}/{job.rounds}", _time(job.created_unix_ms))
         for job in jobs
@@ -210,7 +122,7 @@ def list_jobs(
 
 
 @app.command()
-@taking(_settings)
+@taking(settings_of)
 def show(
     settings: AdminConfig,
     job_id: JobId,
@@ -222,7 +134,7 @@ def show(
         found: GetJobResponse = await admin.jobs.GetJob(GetJobRequest(job_id=job_id), timeout=CALL_SECONDS)
         return found
 
-    job = _run(settings, call)
+    job = run(settings, call)
     output.result(_document(job), None, as_json)
     if not as_json:
         _show(job)
@@ -265,7 +177,7 @@ def _show(job: GetJobResponse) -> None:
 
 
 @app.command()
-@taking(_settings)
+@taking(settings_of)
 def watch(
     settings: AdminConfig,
     job_id: JobId,
@@ -280,7 +192,7 @@ def watch(
         summary: JobSummary = (await admin.jobs.GetJob(GetJobRequest(job_id=job_id), timeout=CALL_SECONDS)).summary
         return summary
 
-    summary = _run(settings, call)
+    summary = run(settings, call)
     if summary.state == "failed":
         raise VeilfedError(Code.JOB_FAILED, f"{job_id}: {summary.error}")
 
@@ -296,7 +208,7 @@ def _print_event(event: WatchJobResponse, as_json: bool) -> None:
 
 
 @app.command()
-@taking(_settings)
+@taking(settings_of)
 def cancel(
     settings: AdminConfig,
     job_id: JobId,
@@ -307,12 +219,12 @@ def cancel(
     async def call(admin: Admin) -> None:
         await admin.jobs.CancelJob(CancelJobRequest(job_id=job_id), timeout=CALL_SECONDS)
 
-    _run(settings, call)
+    run(settings, call)
     output.result({"job_id": job_id, "state": "cancelled"}, f"{job_id} is cancelled", as_json)
 
 
 @app.command()
-@taking(_settings)
+@taking(settings_of)
 def fetch(
     settings: AdminConfig,
     job_id: JobId,
@@ -334,7 +246,7 @@ def fetch(
             data += response.chunk
         return number, sha256, bytes(data)
 
-    number, sha256, data = _run(settings, call)
+    number, sha256, data = run(settings, call)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise VeilfedError(Code.ARTIFACT_INVALID, f"{job_id}: the download does not have its SHA-256", "Fetch again.")
     arrays = parse_map(data)

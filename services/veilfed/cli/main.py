@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import typer
 
 from veilfed import __version__
-from veilfed.cli import config, demo, job, ledger, output, pki
+from veilfed.cli import changes, config, demo, ledger, output, pki
 from veilfed.errors import Code, VeilfedError
 
 __all__ = ["build", "main"]
@@ -59,7 +59,7 @@ def build() -> typer.Typer:
 
     app.command("demo")(demo.demo)
     app.add_typer(pki.app, name="pki")
-    app.add_typer(job.app, name="job")
+    app.add_typer(changes.app, name="job")
     app.add_typer(ledger.app, name="ledger")
     app.add_typer(config.app, name="config")
     for entry in sorted(entry_points(group="veilfed.cli"), key=lambda entry: entry.name):

@@ -6,11 +6,12 @@
 The classes of the methods also say which tensors a model and an update have: the aggregator and the agents must agree.
 """
 
+from veilfed.jobs.analytic import BIAS, COUNTS, CROSS, GRAM, AflStrategy, AnalyticSpec, FedcgsStrategy
+from veilfed.jobs.base import CLASSIFIER, FLOAT32, Shapes, StrategySpec, TrainedSpec, payload_bytes
 from veilfed.jobs.spec import Cohort, Fold, JobSpec, parse_job
 from veilfed.jobs.strategies import (
     ATTENTION_IN,
     ATTENTION_OUT,
-    CLASSIFIER,
     MEANS,
     TRANSFORM,
     AllGlobalStrategy,
@@ -21,22 +22,28 @@ from veilfed.jobs.strategies import (
     FedltStrategy,
     FedotStrategy,
     OrthogonalSpec,
-    Shapes,
     Strategy,
     StrategyName,
-    StrategySpec,
 )
 
 __all__ = [
     "ATTENTION_IN",
     "ATTENTION_OUT",
+    "BIAS",
     "CLASSIFIER",
+    "COUNTS",
+    "CROSS",
+    "FLOAT32",
+    "GRAM",
     "MEANS",
     "TRANSFORM",
+    "AflStrategy",
     "AllGlobalStrategy",
     "AllLocalStrategy",
+    "AnalyticSpec",
     "Cohort",
     "FedadapterStrategy",
+    "FedcgsStrategy",
     "FedclipStrategy",
     "FedghStrategy",
     "FedltStrategy",
@@ -48,5 +55,7 @@ __all__ = [
     "Strategy",
     "StrategyName",
     "StrategySpec",
+    "TrainedSpec",
     "parse_job",
+    "payload_bytes",
 ]

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from veilfed.config import Strict, validate
 from veilfed.errors import Code
 from veilfed.identity.names import LABEL
+from veilfed.jobs.analytic import AnalyticSpec
 from veilfed.jobs.strategies import Strategy
 
 __all__ = ["Cohort", "Fold", "JobSpec", "parse_job"]
@@ -60,6 +61,8 @@ class JobSpec(Strict):
             raise ValueError(
                 f"quorum ({self.quorum}) is more than the training institutions ({len(self.cohort.train)})"
             )
+        if isinstance(self.strategy, AnalyticSpec) and self.rounds != 1:
+            raise ValueError(f"rounds must be 1 for {self.strategy.name}")
         if self.strategy.weighting == "uniform" and self.fold.max_weight != 1:
             raise ValueError("fold.max_weight must be 1 where weighting is uniform")
         # Integers, and one more for the rounding of each term: at the very edge floating point would round it away.
@@ -69,6 +72,19 @@ class JobSpec(Strict):
                 "the ring could overflow: clients x max_weight x max_abs x 2^fraction_bits must stay below 2^63"
             )
         return self
+
+    @property
+    def last_round(self) -> int:
+        """The last round that there may ever be.
+
+        Training rounds 0 to rounds - 1 and a closing evaluation are one turn of rounds + 1. A job that has ended may be
+        changed so often as its strategy says; each change is one more turn.
+        """
+        return (self.strategy.changes + 1) * (self.rounds + 1) - 1
+
+    def closes(self, number: int) -> bool:
+        """Whether a round is the closing evaluation of its turn."""
+        return number % (self.rounds + 1) == self.rounds
 
 
 def parse_job(text: str, where: str = "job") -> JobSpec:

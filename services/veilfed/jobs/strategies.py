@@ -1,20 +1,19 @@
 """The methods, one class each: their parameters, and the tensors of their models and updates.
 
-`model_shapes` are the tensors that an institution gets with each task, `update_shapes` those that it sends back; all
-are float32. What is in neither never leaves the institution.
+`model_shapes` are the tensors that an institution gets with each task, `update_shapes` those that it sends back, with
+elements of type `dtype`. What is in neither never leaves the institution.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from veilfed.config import Strict
+from veilfed.jobs.analytic import AflStrategy, FedcgsStrategy
+from veilfed.jobs.base import CLASSIFIER, Shapes, TrainedSpec
 
 __all__ = [
     "ATTENTION_IN",
     "ATTENTION_OUT",
-    "CLASSIFIER",
     "MEANS",
     "TRANSFORM",
     "AllGlobalStrategy",
@@ -25,14 +24,11 @@ __all__ = [
     "FedltStrategy",
     "FedotStrategy",
     "OrthogonalSpec",
-    "Shapes",
     "Strategy",
     "StrategyName",
-    "StrategySpec",
 ]
 
-# Names of tensors of models and updates. Several methods have w_g [K, d] and X [r, m, m].
-CLASSIFIER = "classifier"
+# Names of tensors of models and updates. Several methods have X [r, m, m].
 TRANSFORM = "transform"
 # FedCLIP's W1 [m, d] and W2 [d, m].
 ATTENTION_IN = "attention_in"
@@ -40,48 +36,8 @@ ATTENTION_OUT = "attention_out"
 # FedGH's class means [K, d]; a row of zeros is a class without one.
 MEANS = "means"
 
-Shapes = Mapping[str, tuple[int, ...]]
 
-
-class StrategySpec(Strict):
-    """What all methods have: a linear classifier on embeddings, p = softmax(tau w_g z), trained by Adam."""
-
-    name: str
-    classes: list[Annotated[str, Field(min_length=1, max_length=100)]] = Field(min_length=2, max_length=100_000)
-    dimension: int = Field(ge=2, le=65_536, description="d, the length of an embedding")
-    temperature: float = Field(20.0, gt=0, le=1000, description="tau")
-    initial: Literal["random", "class_vectors"] = Field(
-        "random", description="the first w_g: random rows, or class vectors that come with the submission"
-    )
-    init_norm: float = Field(0.1, gt=0, le=100, description="norm of the rows of w_g at the start")
-    epochs: int = Field(1, ge=1, le=1000, description="E, passes over the training split in a round")
-    batch_size: int = Field(64, ge=1, le=65_536)
-    classifier_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for w_g")
-    weighting: Literal["uniform", "samples"] = Field("uniform", description="uniform is the paper's mean")
-
-    @model_validator(mode="after")
-    def _check_classes(self) -> Self:
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError("classes must be distinct")
-        return self
-
-    @property
-    def classifier_shape(self) -> tuple[int, int]:
-        """[K, d]."""
-        return len(self.classes), self.dimension
-
-    @property
-    def model_shapes(self) -> Shapes:
-        """Name and shape of each tensor of a model."""
-        return {CLASSIFIER: self.classifier_shape}
-
-    @property
-    def update_shapes(self) -> Shapes:
-        """Name and shape of each tensor of an update."""
-        return self.model_shapes
-
-
-class OrthogonalSpec(StrategySpec):
+class OrthogonalSpec(TrainedSpec):
     """A method with an orthogonal transform w_l = Cayley(X) in front of the classifier."""
 
     blocks: int = Field(1, ge=1, description="r: diagonal blocks of the transform; 1 is plain FEDOT, more is FEDOT(+B)")
@@ -131,14 +87,14 @@ class AllGlobalStrategy(OrthogonalSpec):
         return {CLASSIFIER: self.classifier_shape, TRANSFORM: self.transform_shape}
 
 
-class FedltStrategy(StrategySpec):
+class FedltStrategy(TrainedSpec):
     """FedLT: a private linear transform without any constraint, w_l [d, d], where FEDOT's is orthogonal."""
 
     name: Literal["fedlt"]
     transform_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for w_l")
 
 
-class FedadapterStrategy(StrategySpec):
+class FedadapterStrategy(TrainedSpec):
     """FedAdapter: a private residual network of one hidden layer in front of the classifier."""
 
     name: Literal["fedadapter"]
@@ -146,7 +102,7 @@ class FedadapterStrategy(StrategySpec):
     adapter_rate: float = Field(5e-4, gt=0, le=10, description="Adam's rate for the network")
 
 
-class FedclipStrategy(StrategySpec):
+class FedclipStrategy(TrainedSpec):
     """FedCLIP (Lu et al., 2023): an attention over the features, averaged; in the paper on fixed class vectors."""
 
     name: Literal["fedclip"]
@@ -197,7 +153,9 @@ Strategy = Annotated[
     | FedltStrategy
     | FedadapterStrategy
     | FedclipStrategy
-    | FedghStrategy,
+    | FedghStrategy
+    | AflStrategy
+    | FedcgsStrategy,
     Field(discriminator="name"),
 ]
-StrategyName = Literal["fedot", "all-global", "all-local", "fedlt", "fedadapter", "fedclip", "fedgh"]
+StrategyName = Literal["fedot", "all-global", "all-local", "fedlt", "fedadapter", "fedclip", "fedgh", "afl", "fedcgs"]

@@ -23,6 +23,10 @@ ROLES: dict[str, frozenset[Role]] = {
     "/veilfed.v1.JobService/GetJob": _ADMIN,
     "/veilfed.v1.JobService/WatchJob": _ADMIN,
     "/veilfed.v1.JobService/CancelJob": _ADMIN,
+    "/veilfed.v1.JobService/GetReport": _ADMIN,
+    "/veilfed.v1.JobService/AddClient": _ADMIN,
+    "/veilfed.v1.JobService/ForgetClient": _ADMIN,
+    "/veilfed.v1.JobService/ResolveJob": _ADMIN,
     "/grpc.health.v1.Health/Check": _EVERYONE,
     "/grpc.health.v1.Health/Watch": _EVERYONE,
 }

@@ -312,6 +312,26 @@ class JobServiceStub:
                 request_serializer=veilfed_dot_v1_dot_aggregator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=veilfed_dot_v1_dot_aggregator__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/veilfed.v1.JobService/GetReport',
+                request_serializer=veilfed_dot_v1_dot_aggregator__pb2.GetReportRequest.SerializeToString,
+                response_deserializer=veilfed_dot_v1_dot_aggregator__pb2.GetReportResponse.FromString,
+                _registered_method=True)
+        self.AddClient = channel.unary_unary(
+                '/veilfed.v1.JobService/AddClient',
+                request_serializer=veilfed_dot_v1_dot_aggregator__pb2.AddClientRequest.SerializeToString,
+                response_deserializer=veilfed_dot_v1_dot_aggregator__pb2.AddClientResponse.FromString,
+                _registered_method=True)
+        self.ForgetClient = channel.unary_unary(
+                '/veilfed.v1.JobService/ForgetClient',
+                request_serializer=veilfed_dot_v1_dot_aggregator__pb2.ForgetClientRequest.SerializeToString,
+                response_deserializer=veilfed_dot_v1_dot_aggregator__pb2.ForgetClientResponse.FromString,
+                _registered_method=True)
+        self.ResolveJob = channel.unary_unary(
+                '/veilfed.v1.JobService/ResolveJob',
+                request_serializer=veilfed_dot_v1_dot_aggregator__pb2.ResolveJobRequest.SerializeToString,
+                response_deserializer=veilfed_dot_v1_dot_aggregator__pb2.ResolveJobResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer:
@@ -349,6 +369,33 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReport(self, request, context):
+        """What a published model was made of; of jobs whose method reports it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddClient(self, request, context):
+        """Changes of a job that is done and whose statistics are kept. Each is one more round that
+        publishes a model, and a closing evaluation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetClient(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResolveJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -376,6 +423,26 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=veilfed_dot_v1_dot_aggregator__pb2.CancelJobRequest.FromString,
                     response_serializer=veilfed_dot_v1_dot_aggregator__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=veilfed_dot_v1_dot_aggregator__pb2.GetReportRequest.FromString,
+                    response_serializer=veilfed_dot_v1_dot_aggregator__pb2.GetReportResponse.SerializeToString,
+            ),
+            'AddClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddClient,
+                    request_deserializer=veilfed_dot_v1_dot_aggregator__pb2.AddClientRequest.FromString,
+                    response_serializer=veilfed_dot_v1_dot_aggregator__pb2.AddClientResponse.SerializeToString,
+            ),
+            'ForgetClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetClient,
+                    request_deserializer=veilfed_dot_v1_dot_aggregator__pb2.ForgetClientRequest.FromString,
+                    response_serializer=veilfed_dot_v1_dot_aggregator__pb2.ForgetClientResponse.SerializeToString,
+            ),
+            'ResolveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveJob,
+                    request_deserializer=veilfed_dot_v1_dot_aggregator__pb2.ResolveJobRequest.FromString,
+                    response_serializer=veilfed_dot_v1_dot_aggregator__pb2.ResolveJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -514,6 +581,114 @@ class JobService:
             '/veilfed.v1.JobService/CancelJob',
             veilfed_dot_v1_dot_aggregator__pb2.CancelJobRequest.SerializeToString,
             veilfed_dot_v1_dot_aggregator__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilfed.v1.JobService/GetReport',
+            veilfed_dot_v1_dot_aggregator__pb2.GetReportRequest.SerializeToString,
+            veilfed_dot_v1_dot_aggregator__pb2.GetReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilfed.v1.JobService/AddClient',
+            veilfed_dot_v1_dot_aggregator__pb2.AddClientRequest.SerializeToString,
+            veilfed_dot_v1_dot_aggregator__pb2.AddClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilfed.v1.JobService/ForgetClient',
+            veilfed_dot_v1_dot_aggregator__pb2.ForgetClientRequest.SerializeToString,
+            veilfed_dot_v1_dot_aggregator__pb2.ForgetClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilfed.v1.JobService/ResolveJob',
+            veilfed_dot_v1_dot_aggregator__pb2.ResolveJobRequest.SerializeToString,
+            veilfed_dot_v1_dot_aggregator__pb2.ResolveJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

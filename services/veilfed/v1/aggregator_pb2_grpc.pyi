@@ -118,6 +118,14 @@ class JobServiceStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_aggregator_pb2.WatchJobRequest, _aggregator_pb2.WatchJobResponse]
     """Events of one job from a given number on; ends when the job has ended."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.CancelJobRequest, _aggregator_pb2.CancelJobResponse]
+    GetReport: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.GetReportRequest, _aggregator_pb2.GetReportResponse]
+    """What a published model was made of; of jobs whose method reports it."""
+    AddClient: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.AddClientRequest, _aggregator_pb2.AddClientResponse]
+    """Changes of a job that is done and whose statistics are kept. Each is one more round that
+    publishes a model, and a closing evaluation.
+    """
+    ForgetClient: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.ForgetClientRequest, _aggregator_pb2.ForgetClientResponse]
+    ResolveJob: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.ResolveJobRequest, _aggregator_pb2.ResolveJobResponse]
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -130,6 +138,14 @@ class JobServiceAsyncStub(JobServiceStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_aggregator_pb2.WatchJobRequest, _aggregator_pb2.WatchJobResponse]  # type: ignore[assignment]
     """Events of one job from a given number on; ends when the job has ended."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.CancelJobRequest, _aggregator_pb2.CancelJobResponse]  # type: ignore[assignment]
+    GetReport: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.GetReportRequest, _aggregator_pb2.GetReportResponse]  # type: ignore[assignment]
+    """What a published model was made of; of jobs whose method reports it."""
+    AddClient: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.AddClientRequest, _aggregator_pb2.AddClientResponse]  # type: ignore[assignment]
+    """Changes of a job that is done and whose statistics are kept. Each is one more round that
+    publishes a model, and a closing evaluation.
+    """
+    ForgetClient: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.ForgetClientRequest, _aggregator_pb2.ForgetClientResponse]  # type: ignore[assignment]
+    ResolveJob: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.ResolveJobRequest, _aggregator_pb2.ResolveJobResponse]  # type: ignore[assignment]
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Roles: admin."""
@@ -169,5 +185,37 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.CancelJobResponse, _abc.Awaitable[_aggregator_pb2.CancelJobResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetReport(
+        self,
+        request: _aggregator_pb2.GetReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.GetReportResponse, _abc.Awaitable[_aggregator_pb2.GetReportResponse]]:
+        """What a published model was made of; of jobs whose method reports it."""
+
+    @_abc_1.abstractmethod
+    def AddClient(
+        self,
+        request: _aggregator_pb2.AddClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.AddClientResponse, _abc.Awaitable[_aggregator_pb2.AddClientResponse]]:
+        """Changes of a job that is done and whose statistics are kept. Each is one more round that
+        publishes a model, and a closing evaluation.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetClient(
+        self,
+        request: _aggregator_pb2.ForgetClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.ForgetClientResponse, _abc.Awaitable[_aggregator_pb2.ForgetClientResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ResolveJob(
+        self,
+        request: _aggregator_pb2.ResolveJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.ResolveJobResponse, _abc.Awaitable[_aggregator_pb2.ResolveJobResponse]]: ...
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

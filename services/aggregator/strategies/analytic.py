@@ -1,0 +1,146 @@
+"""AFL and FedCGS at the coordinator: statistics are summed exactly, and one solution gives the classifier."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from aggregator.solve.cholesky import Cholesky
+from aggregator.solve.gaussian import solve_gaussian
+from aggregator.solve.ridge import Spectrum, solve_ridge
+from aggregator.solve.statistics import Double, Statistics, Sums
+from aggregator.statistics_gate import check_statistics
+from aggregator.strategies.base import Report, Strategy, Update
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import BIAS, CLASSIFIER, AflStrategy, AnalyticSpec, FedcgsStrategy
+from veilfed.wire.tensors import Array, Arrays
+
+__all__ = ["Afl", "Analytic", "Fedcgs"]
+
+
+class Analytic(Strategy):
+    """Publishes the classifier of the summed statistics, and tells what it was made of."""
+
+    sealed = True
+    evaluates_first = False
+
+    @property
+    def analytic(self) -> AnalyticSpec:
+        """The job's parameters."""
+        assert isinstance(self.spec.strategy, AnalyticSpec)  # noqa: S101  for mypy: the registry sees to it
+        return self.spec.strategy
+
+    def initial(self, class_vectors: Array | None = None) -> Arrays:
+        """Zeros: nothing is known before the statistics."""
+        if class_vectors is not None:
+            raise VeilfedError(Code.JOB_INVALID, f"job: {self.analytic.name} takes no class vectors")
+        shapes, dtype = self.analytic.model_shapes, self.analytic.dtype
+        return {name: np.zeros(shape, dtype(name)) for name, shape in shapes.items()}
+
+    def check(self, arrays: Arrays) -> None:
+        check_statistics(arrays, self.analytic)
+
+    def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
+        """The classifier. Raises VeilfedError(SINGULAR)."""
+        return self._solved(arrays for _, arrays in updates)[1]
+
+    def fold_reported(self, updates: Iterable[Update], current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
+        total, model, solution, factors = self._solved(arrays for _, _, arrays in updates)
+        return model, self._report(total, model, solution, factors, updates)
+
+    def _solved(self, updates: Iterable[Arrays]) -> tuple[Statistics, Arrays, dict[str, Any], Cholesky]:
+        classes, dimension = self.analytic.classifier_shape
+        sums = Sums(dimension, classes)
+        for arrays in updates:
+            sums.add(arrays)
+        total = sums.total()
+        model, told, factors = self.solve(total)
+        published: Arrays = {}
+        for name, tensor in model.items():
+            tensor[total.counts < self.analytic.min_class_count] = 0
+            published[name] = tensor
+        return total, published, told, factors
+
+    @abstractmethod
+    def solve(self, total: Statistics) -> tuple[dict[str, Double], dict[str, Any], Cholesky]:
+        """The model, what is to be told of the solution, and the factors of the matrix that was solved.
+
+        Raises VeilfedError(SINGULAR).
+        """
+
+    def _report(
+        self, total: Statistics, model: Arrays, told: dict[str, Any], factors: Cholesky, updates: Iterable[Update]
+    ) -> Report:
+        """The model card: what the model was made of, and what each institution brought.
+
+        An institution's `share` is tr(M^-1 R_k) / tr(M^-1 R) with the matrix M that was solved: the part of the fit's
+        degrees of freedom that its samples account for. The shares sum to 1. Lists named class_ have a value for each
+        class.
+        """
+        inverse = factors.solve(np.eye(len(total.gram)))
+        whole, holders = float(np.vdot(inverse, total.gram)), np.zeros(len(total.counts), np.int64)
+        institutions = []
+        for institution, _, arrays in updates:
+            brought = Statistics.of(arrays)
+            there = brought.counts > 0
+            holders += there
+            share = float(np.vdot(inverse, brought.gram)) / whole
+            institutions.append(
+                {
+                    "institution": institution,
+                    "samples": brought.samples,
+                    "classes": int(there.sum()),
+                    "share": _short(share),
+                }
+            )
+        return {
+            "method": self.analytic.name,
+            "samples": total.samples,
+            "condition": factors.condition,
+            **told,
+            "class_samples": total.counts.tolist(),
+            "class_institutions": holders.tolist(),
+            "class_published": (total.counts >= self.analytic.min_class_count).tolist(),
+            "institutions": institutions,
+        }
+
+
+def _short(value: float) -> float:
+    """With as many digits as are worth telling: a report is one message, whatever the number of classes."""
+    return float(f"{value:.6g}")
+
+
+class Afl(Analytic):
+    """The ridge regression."""
+
+    def solve(self, total: Statistics) -> tuple[dict[str, Double], dict[str, Any], Cholesky]:
+        strategy = self.analytic
+        assert isinstance(strategy, AflStrategy)  # noqa: S101  for mypy: the registry sees to it
+        told: dict[str, Any] = {"chosen_by": "job"}
+        if strategy.ridge == "gcv":
+            spectrum = Spectrum(total)
+            ridge = spectrum.best()
+            told = {"chosen_by": "gcv", "gcv": spectrum.gcv(ridge), "degrees_of_freedom": spectrum.degrees(ridge)}
+        else:
+            ridge = strategy.ridge
+        solution = solve_ridge(total, ridge)
+        told = {"ridge": ridge, **told, "class_residual": _residuals(total, solution.weights)}
+        return {CLASSIFIER: solution.weights.T.copy()}, told, solution.factors
+
+
+def _residuals(total: Statistics, weights: Double) -> list[float]:
+    """Of each class, the part of its squares that the fit leaves: |H w_c - y_c|^2 / n_c; 0 without samples."""
+    left = total.counts - 2 * (weights * total.cross).sum(axis=0) + (weights * (total.gram @ weights)).sum(axis=0)
+    return [_short(part) for part in np.maximum(left, 0) / np.maximum(total.counts, 1)]
+
+
+class Fedcgs(Analytic):
+    """The Gaussian classifier."""
+
+    def solve(self, total: Statistics) -> tuple[dict[str, Double], dict[str, Any], Cholesky]:
+        strategy = self.analytic
+        assert isinstance(strategy, FedcgsStrategy)  # noqa: S101  for mypy: the registry sees to it
+        solution = solve_gaussian(total, strategy.covariance, strategy.shrinkage)
+        model = {CLASSIFIER: solution.weights.T.copy(), BIAS: solution.biases}
+        return model, {"covariance": strategy.covariance, "shrinkage": solution.shrinkage}, solution.factors
