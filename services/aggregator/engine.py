@@ -118,10 +118,12 @@ class Engine:
 
     async def _tidy(self, job_id: str) -> None:
         """Removes what is not needed of a job that has ended. Of one that is done, sealed updates stay."""
-        if not await self.run(partial(queries.is_running, job_id=job_id)):
-            await asyncio.to_thread(self.artifacts.drop_job, job_id)
-            await self._drop_sealed(job_id)
-        self._tidying.pop(job_id, None)
+        try:
+            if not await self.run(partial(queries.is_running, job_id=job_id)):
+                await asyncio.to_thread(self.artifacts.drop_job, job_id)
+                await self._drop_sealed(job_id)
+        finally:
+            self._tidying.pop(job_id, None)
 
     async def _drop_sealed(self, job_id: str) -> None:
         keep = await self.run(partial(queries.sealed, job_id=job_id))
@@ -229,9 +231,15 @@ class Engine:
             return effects
 
         await self.change_live(begin)
-        # What was forgotten is deleted now, and not when the job has ended again.
-        await asyncio.shield(self.spawn(self._drop_sealed(job_id)))
         log.info("job is changed", job=job_id, round=number)
+        return number
+
+    async def forget_client(self, job_id: str, institution: str, by: Identity) -> int:
+        """As `change_job`; the statistics are deleted when this returns."""
+        forget = partial(self.machine.forget_client, job_id=job_id, institution=institution, by=by)
+        number = await self.change_job(job_id, lambda connection, _: forget(connection))
+        # Nobody sends any now: the round asks nobody, and the one after it only evaluates.
+        await asyncio.shield(self.spawn(self._drop_sealed(job_id)))
         return number
 
     async def join(self, identity: Identity, software_version: str) -> str:

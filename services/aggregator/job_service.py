@@ -96,11 +96,8 @@ class Jobs(JobServiceServicer):
         return AddClientResponse(round=await self._engine.change_job(request.job_id, change))
 
     async def ForgetClient(self, request: ForgetClientRequest, context: Context) -> ForgetClientResponse:  # noqa: N802
-        def change(connection: Connection, live: Live) -> tuple[int, Effects]:
-            return machine.forget_client(connection, request.job_id, request.institution, by)
-
-        machine, by = self._engine.machine, peer()
-        return ForgetClientResponse(round=await self._engine.change_job(request.job_id, change))
+        number = await self._engine.forget_client(request.job_id, request.institution, peer())
+        return ForgetClientResponse(round=number)
 
     async def ResolveJob(self, request: ResolveJobRequest, context: Context) -> ResolveJobResponse:  # noqa: N802
         def change(connection: Connection, live: Live) -> tuple[int, Effects]:
