@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ class Features:
         self._gate = gate
         # Two jobs at a time must not ask for the same embeddings twice.
         self._lock = asyncio.Lock()
+        self._loading = asyncio.Lock()
         self._samples: Samples | None = None
         self._version = ""
         self._features: Float | None = None
@@ -48,33 +49,53 @@ class Features:
         Raises VeilfedError: INPUT_INVALID when the oracle's embeddings have another length or its model is for other
         inputs; what the data source, the oracle or the gate say.
         """
-        async with self._lock:
+        async with self._lock, self.oracle(dimension) as (samples, oracle):
+            version = oracle.card.version
+            if self._features is None or self._version != version:
+                self._features = await self._kept(oracle, samples.modality, samples.inputs)
+                self._version = version
+            return samples, self._features
+
+    async def prompted(self, dimension: int, prompts: Float, rows: NDArray[np.intp]) -> Float:
+        """Embeddings float32 [len(rows), d] of some samples with prompt tokens [M, D]. Errors as `embedded`."""
+        async with self._lock, self.oracle(dimension) as (samples, oracle):
+            oracle.check_prompts(prompts.shape[1], gradients=False)
+            inputs: Any = [samples.inputs[row] for row in rows]
+            return await self._kept(oracle, samples.modality, inputs, prompts)
+
+    @asynccontextmanager
+    async def oracle(self, dimension: int) -> AsyncIterator[tuple[Samples, OracleClient]]:
+        """The samples, and the oracle whose embeddings have length `dimension`. Errors as `embedded`."""
+        samples = await self._loaded()
+        credentials = await asyncio.to_thread(load_agent_credentials, self._config)
+        async with connect_oracle(credentials, self._config.oracle, self._gate) as oracle:
+            card = oracle.card
+            if card.dimension != dimension:
+                raise VeilfedError(
+                    Code.INPUT_INVALID, f"the oracle's embeddings have length {card.dimension}, not {dimension}"
+                )
+            oracle.check_modality(samples.modality)
+            yield samples, oracle
+
+    async def _loaded(self) -> Samples:
+        async with self._loading:
             if self._samples is None:
                 self._samples = await asyncio.to_thread(load, self._config.data, self._config.packages_folder)
                 log.info("data loaded", samples=len(self._samples), modality=self._samples.modality)
-            credentials = await asyncio.to_thread(load_agent_credentials, self._config)
-            async with connect_oracle(credentials, self._config.oracle, self._gate) as oracle:
-                card = oracle.card
-                if card.dimension != dimension:
-                    raise VeilfedError(
-                        Code.INPUT_INVALID, f"the oracle's embeddings have length {card.dimension}, not {dimension}"
-                    )
-                oracle.check_modality(self._samples.modality)
-                if self._features is None or self._version != card.version:
-                    self._features = await self._all(oracle, self._samples)
-                    self._version = card.version
-            return self._samples, self._features
+            return self._samples
 
-    async def _all(self, oracle: OracleClient, samples: Samples) -> Float:
-        """Embeddings of all samples: from the cache, the rest from the oracle and into the cache."""
-        inputs: Any = samples.inputs
-        with EmbeddingCache(self._folder, oracle.card.version, samples.modality, oracle.card.dimension) as cache:
+    async def _kept(
+        self, oracle: OracleClient, modality: Literal["text", "image"], inputs: Any, prompts: Float | None = None
+    ) -> Float:
+        """Embeddings of the inputs: from the cache, the rest from the oracle and into the cache."""
+        card = oracle.card
+        with EmbeddingCache(self._folder, card.version, modality, card.dimension, prompts) as cache:
             features, absent = await asyncio.to_thread(cache.get, inputs)
             wanted = await asyncio.to_thread(_distinct, [inputs[index] for index in absent])
             if not wanted:
                 return features
             log.info("embedding", samples=len(inputs), to_ask=len(wanted))
-            async for rows, embeddings in _progress(oracle.embed(samples.modality, wanted), len(wanted)):
+            async for rows, embeddings in _progress(oracle.embed(modality, wanted, prompts), len(wanted)):
                 await asyncio.to_thread(cache.add, [wanted[row] for row in rows], embeddings)
             features, absent = await asyncio.to_thread(cache.get, inputs)
         if len(absent):
