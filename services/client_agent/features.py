@@ -108,10 +108,12 @@ def _distinct(inputs: Any) -> Any:
     return list({key_of(value): value for value in inputs}.values())
 
 
-async def embed(oracle: OracleClient, modality: Literal["text", "image"], inputs: Inputs) -> Float:
-    """Embeddings float32 [n, d] of new inputs, past the cache. Raises VeilfedError."""
+async def embed(
+    oracle: OracleClient, modality: Literal["text", "image"], inputs: Inputs, prompts: Float | None = None
+) -> Float:
+    """Embeddings float32 [n, d] of inputs, with prompt tokens [M, D], past the cache. Raises VeilfedError."""
     features = np.empty((len(inputs), oracle.card.dimension), np.float32)
-    async for rows, embeddings in oracle.embed(modality, inputs):
+    async for rows, embeddings in oracle.embed(modality, inputs, prompts):
         features[rows] = embeddings
     return features
 

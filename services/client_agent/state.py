@@ -6,6 +6,7 @@
     state/jobs/ID/spec.json      the specification as it was first offered
     state/jobs/ID/approval.json  the consent, bound to that specification
     state/jobs/ID/round-R.bin    a finished task: what is sent, and the private state after it
+    state/jobs/ID/tuning.bin     where a tuning of prompts stands
 
 A finished task is one file that is there whole or not at all. Round r starts from the newest state of an earlier
 round, never from its own result, and its file answers the same task again with the same bytes.
@@ -37,6 +38,8 @@ _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ROUND_FILE = re.compile(r"round-([0-9]+)\.bin")
+
+TUNING = "tuning.bin"
 
 # The newest result, and the state that it started from.
 KEPT_ROUNDS = 2
@@ -199,8 +202,24 @@ class JobFolder:
         # A later one can only be of a history that the aggregator has lost.
         for number in {*rounds} - {*done[-KEPT_ROUNDS:]}:
             self._round_file(number).unlink(missing_ok=True)
-        for left in self.path.glob(".round-*.tmp"):  # of an agent that was killed in the middle of writing
+        for left in (
+            *self.path.glob(".round-*.tmp"),
+            *self.path.glob(f".{TUNING}*.tmp"),
+        ):  # of an agent that was killed in the middle of writing
             left.unlink(missing_ok=True)
+
+    def keep_tuning(self, model_sha256: str, data: bytes) -> None:
+        """Keeps where a tuning stands that started from this model. Raises VeilfedError(FILE_UNUSABLE)."""
+        _make_folder(self.path)
+        write_atomic(self.path / TUNING, model_sha256.encode() + b"\n" + data)
+
+    def tuning(self, model_sha256: str) -> bytes | None:
+        """Where the tuning from this model stands; None where there is none. Raises VeilfedError(FILE_UNUSABLE)."""
+        known, _, data = (self._read(TUNING) or b"").partition(b"\n")
+        return data if known == model_sha256.encode() else None
+
+    def drop_tuning(self) -> None:
+        (self.path / TUNING).unlink(missing_ok=True)
 
     def purge(self) -> None:
         """Removes everything of this job; what a kill leaves over is removed at the next start."""
