@@ -109,7 +109,7 @@ class Intake:
         if trains and job.strategy.shapes:
             if arrays is None:
                 raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
-            job.strategy.check(arrays)
+            job.strategy.check(arrays, claim.round)
             if job.strategy.sealed:
                 sha256 = self._keep(job.id, None, institution, update, arrays)
             elif _short(update):

@@ -13,9 +13,9 @@ from aggregator.solve.statistics import Statistics
 from veilfed import triangle, wide_ring
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import COUNTS, CROSS, GRAM, AnalyticSpec
-from veilfed.wire.tensors import Arrays
+from veilfed.wire.tensors import Array, Arrays
 
-__all__ = ["check_statistics"]
+__all__ = ["check_counts", "check_statistics"]
 
 # Rounding of sums of n terms, relative to n.
 TOLERANCE = 1e-9
@@ -25,23 +25,27 @@ MAX_SAMPLES = 2**36
 
 def check_statistics(arrays: Arrays, spec: AnalyticSpec) -> None:
     """Names, forms, and all of the above. Raises VeilfedError(UPDATE_INVALID)."""
-    gate.check_names(arrays, spec.update_shapes)
+    gate.check_names(arrays, spec.statistics_shapes)
     for name, shape in spec.statistics_shapes.items():
         gate.check_form(name, arrays[name], shape, spec.dtype(name))
     for name in (GRAM, CROSS):
         if not np.isfinite(arrays[name].astype(np.float64, copy=False)).all():
             raise _refuse(f"{name}: not all elements are finite")
-    counts = np.asarray(arrays[COUNTS], np.int64)
-    # One by one first: their sum could overflow.
-    if counts.min() < 0 or counts.max() > MAX_SAMPLES or counts.sum(dtype=np.float64) > MAX_SAMPLES:
-        raise _refuse(f"{COUNTS}: negative, or more than {MAX_SAMPLES} samples")
-    samples = int(counts.sum())
+    samples = check_counts(arrays[COUNTS])
     trace = float(triangle.diagonal(arrays[GRAM]).sum())
     if abs(trace - samples) > TOLERANCE * samples:
         raise _refuse(f"{GRAM}: the trace of embeddings of length 1 is the number of samples, and {COUNTS} has another")
     if np.abs(arrays[GRAM]).max() >= wide_ring.LARGEST or np.abs(arrays[CROSS]).max() >= wide_ring.LARGEST:
         raise _refuse("an element is larger than such sums can be")
     _check_scatter(Statistics.of(arrays), samples)
+
+
+def check_counts(counts: Array) -> int:
+    """Their sum, of counts int64 [K]. Raises VeilfedError(UPDATE_INVALID)."""
+    # One by one first: their sum could overflow.
+    if counts.min() < 0 or counts.max() > MAX_SAMPLES or counts.sum(dtype=np.float64) > MAX_SAMPLES:
+        raise _refuse(f"{COUNTS}: negative, or more than {MAX_SAMPLES} samples")
+    return int(counts.sum())
 
 
 def _check_scatter(statistics: Statistics, samples: int) -> None:

@@ -66,7 +66,7 @@ class Features:
     @asynccontextmanager
     async def oracle(self, dimension: int) -> AsyncIterator[tuple[Samples, OracleClient]]:
         """The samples, and the oracle whose embeddings have length `dimension`. Errors as `embedded`."""
-        samples = await self._loaded()
+        samples = await self.samples()
         credentials = await asyncio.to_thread(load_agent_credentials, self._config)
         async with connect_oracle(credentials, self._config.oracle, self._gate) as oracle:
             card = oracle.card
@@ -77,7 +77,8 @@ class Features:
             oracle.check_modality(samples.modality)
             yield samples, oracle
 
-    async def _loaded(self) -> Samples:
+    async def samples(self) -> Samples:
+        """All samples of the data source. Raises VeilfedError: what the data source says."""
         async with self._loading:
             if self._samples is None:
                 self._samples = await asyncio.to_thread(load, self._config.data, self._config.packages_folder)
@@ -118,8 +119,12 @@ async def embed(
     return features
 
 
-async def embed_apart(config: AgentConfig, inputs: Inputs, dimension: int | None = None) -> Float:
-    """Embeddings float32 [n, d] of inputs that are not the agent's samples: not cached, in a ledger of their own.
+async def embed_apart(
+    config: AgentConfig, inputs: Inputs, dimension: int | None = None, prompts: Float | None = None
+) -> Float:
+    """Embeddings float32 [n, d], with prompt tokens [M, D], of inputs that are not the agent's samples.
+
+    They are not cached, and in a ledger of their own.
 
     The agent may run beside it. Raises VeilfedError: INPUT_INVALID where the oracle's embeddings have not the length
     `dimension`; what the oracle or the gate say.
@@ -129,7 +134,9 @@ async def embed_apart(config: AgentConfig, inputs: Inputs, dimension: int | None
         async with connect_oracle(credentials, config.oracle, gate) as oracle:
             if dimension not in {None, oracle.card.dimension}:
                 raise VeilfedError(Code.INPUT_INVALID, "the oracle is not the one that the job was trained with")
-            return await embed(oracle, "text" if isinstance(inputs[0], str) else "image", inputs)
+            if prompts is not None:
+                oracle.check_prompts(prompts.shape[1], gradients=False)
+            return await embed(oracle, "text" if isinstance(inputs[0], str) else "image", inputs, prompts)
 
 
 async def _progress(batches: AsyncGenerator[Batch, None], total: int) -> AsyncGenerator[Batch, None]:

@@ -84,7 +84,7 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
     method, model = method_for(strategy), model_of(latest.model, strategy)
     private = method.read_state(latest.state, f"job {job}") if latest.state else None
     values: Any = [value for _, value in inputs]
-    features = await embed_apart(config, values, strategy.dimension)
+    features = await embed_apart(config, values, strategy.dimension, method.prompts(model, private))
     found = method.probabilities(model, private, features)
     best = np.argmax(found, axis=1)
     return [

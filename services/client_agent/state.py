@@ -197,6 +197,7 @@ class JobFolder:
         """Keeps a result in one step, then drops what it replaces. Raises VeilfedError(FILE_UNUSABLE)."""
         _make_folder(self.path)
         write_atomic(self._round_file(finished.round), finished.to_bytes())
+        (self.path / TUNING).unlink(missing_ok=True)
         rounds = self.rounds()
         done = [number for number in rounds if number <= finished.round]
         # A later one can only be of a history that the aggregator has lost.
@@ -217,9 +218,6 @@ class JobFolder:
         """Where the tuning from this model stands; None where there is none. Raises VeilfedError(FILE_UNUSABLE)."""
         known, _, data = (self._read(TUNING) or b"").partition(b"\n")
         return data if known == model_sha256.encode() else None
-
-    def drop_tuning(self) -> None:
-        (self.path / TUNING).unlink(missing_ok=True)
 
     def purge(self) -> None:
         """Removes everything of this job; what a kill leaves over is removed at the next start."""

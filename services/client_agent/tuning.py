@@ -27,7 +27,8 @@ __all__ = ["tune"]
 log = get_logger("agent.tuning")
 
 # What is asked for after a crash once more, at most.
-KEEP_SECONDS = 5.0
+KEEP_SECONDS = 1.0
+TELL_SECONDS = 5.0
 
 
 async def tune(
@@ -60,7 +61,7 @@ async def tune(
         if now - saved > KEEP_SECONDS or tuner.done:
             saved = now
             await asyncio.to_thread(folder.keep_tuning, model_sha256, tuner.state().to_bytes())
-        if now - told > KEEP_SECONDS or tuner.done:
+        if now - told > TELL_SECONDS or tuner.done:
             told = now
             left = tuner.queries_left
             log.info("tuning prompts", job=folder.job_id, batch=tuner.step, of=tuner.steps, queries_left=left)

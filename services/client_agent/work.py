@@ -17,7 +17,7 @@ from veilfed.jobs import JobSpec, Strategy
 from veilfed.logs import get_logger
 from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 
-__all__ = ["Order", "Prepared", "model_of", "perform", "prepare"]
+__all__ = ["Order", "Prepared", "known", "model_of", "perform", "prepare"]
 
 log = get_logger("agent.work")
 
@@ -44,6 +44,8 @@ class Prepared:
     train_samples: int
     test_features: Float
     test_labels: NDArray[np.int64]
+    # Where the institution's own prompts give it others than a newcomer's.
+    own_test_features: Float | None = None
 
 
 def prepare(
@@ -84,6 +86,20 @@ def model_of(data: bytes, strategy: Strategy) -> Arrays:
     return arrays
 
 
+def known(folder: JobFolder, order: Order, policy: EgressPolicy) -> Finished | int:
+    """The kept result of a task that was finished before; else how many other models the round was answered for.
+
+    Raises VeilfedError(POLICY_DENIED) where that may not be done once more.
+    """
+    done = folder.finished(order.round)
+    if done is not None and done.model_sha256 == order.model_sha256 and done.trained == order.train:
+        return done
+    answers = done.answers if done else 0
+    if answers >= policy.max_answers_per_round:
+        raise VeilfedError(Code.POLICY_DENIED, f"round {order.round} was answered {answers} times, for other models")
+    return answers
+
+
 def perform(
     prepared: Prepared, folder: JobFolder, order: Order, policy: EgressPolicy, cancelled: Callable[[], bool]
 ) -> Finished:
@@ -92,15 +108,9 @@ def perform(
     A round starts from the state after the newest earlier round, so that no round is trained on top of itself.
     Raises VeilfedError, also for what the trainer says; CANCELLED when `cancelled` tells so.
     """
-    done = folder.finished(order.round)
-    if done is not None and done.model_sha256 == order.model_sha256 and done.trained == order.train:
+    done = known(folder, order, policy)
+    if isinstance(done, Finished):
         return done
-    answers = done.answers + 1 if done else 1
-    if answers > policy.max_answers_per_round:
-        raise VeilfedError(
-            Code.POLICY_DENIED,
-            f"round {order.round} was answered {done.answers if done else 0} times, for other models",
-        )
     start = folder.before(order.round)
     before = start.state if start else b""
     method, trainer = prepared.method, prepared.trainer
@@ -133,7 +143,7 @@ def perform(
         model=order.model,
         update=update,
         state=after,
-        answers=answers,
+        answers=done + 1,
     )
     folder.save(finished)
     return finished
@@ -146,5 +156,6 @@ def _evaluate(prepared: Prepared, model: Arrays, state: State | None, policy: Eg
         return ()
     counts = [Counts("global", *prepared.method.evaluate(model, None, features, labels))]
     if state is not None:
-        counts.insert(0, Counts("personal", *prepared.method.evaluate(model, state, features, labels)))
+        own = features if prepared.own_test_features is None else prepared.own_test_features
+        counts.insert(0, Counts("personal", *prepared.method.evaluate(model, state, own, labels)))
     return tuple(counts)

@@ -13,10 +13,11 @@ from client_agent.backoff import Backoff
 from client_agent.coordinator_client import Session
 from client_agent.egress import EgressGate
 from client_agent.features import Features
+from client_agent.prompting import Prompting
 from client_agent.state import Finished, JobFolder
 from client_agent.work import Order, Prepared
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec, payload_bytes
+from veilfed.jobs import FedopalStrategy, JobSpec, payload_bytes
 from veilfed.logs import get_logger
 from veilfed.v1.aggregator_pb2 import TASK_KIND_EVALUATE, TASK_KIND_TRAIN, Evaluation, Task, TaskRefusal, Update
 from veilfed.wire.tensors import digest
@@ -180,7 +181,7 @@ class Worker:
         # More than the specification says was not consented to.
         if task.round > spec.last_round or (task.kind == TASK_KIND_TRAIN and spec.closes(task.round)):
             raise VeilfedError(Code.TASK_INVALID, f"round {task.round} is not one that the job has, or not of its kind")
-        sent = spec.strategy.update_shapes if trains else {}
+        sent = spec.strategy.round_shapes(task.round % (spec.rounds + 1)) if trains else {}
         self._desk.gate.expect(
             task.job_id,
             {name: (shape, spec.strategy.dtype(name)) for name, shape in sent.items()},
@@ -190,14 +191,29 @@ class Worker:
         )
         model = await self._fetch_model(payload_bytes(spec.strategy, spec.strategy.model_shapes))
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
-        prepared = await self._prepare(spec)
+        finished = await asyncio.to_thread(work.known, self._folder, order, self._desk.gate.policy)
+        if not isinstance(finished, Finished):
+            finished = await self._perform(spec, order)
+        await self._deliver(finished)
+
+    async def _perform(self, spec: JobSpec, order: Order) -> Finished:
+        prepared = await (
+            self._prompted(spec, order) if isinstance(spec.strategy, FedopalStrategy) else self._prepare(spec)
+        )
         activity = "training" if order.train else "evaluating"
         self._act(activity)
-        log.info(activity, job=task.job_id, round=task.round)
-        finished = await self._compute(
+        log.info(activity, job=self._task.job_id, round=order.round)
+        return await self._compute(
             partial(work.perform, prepared, self._folder, order, self._desk.gate.policy, self._stopped.is_set)
         )
-        await self._deliver(finished)
+
+    async def _prompted(self, spec: JobSpec, order: Order) -> Prepared:
+        """The institution's part in one round of a job with prompts, which change from round to round."""
+        desk = self._desk
+        prompting = Prompting(
+            spec, desk.institution, desk.features, desk.gate.policy, self._folder, order, desk.test_fraction
+        )
+        return await prompting.prepared(desk.arithmetic, self._act, self._stopped.is_set)
 
     def _act(self, activity: str) -> None:
         if activity != self.activity:

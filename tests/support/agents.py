@@ -4,15 +4,19 @@ import asyncio
 import csv
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
 import numpy as np
+import torch
 import yaml
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fm_oracle.config import OracleConfig
 from fm_oracle.models.base import Card, Model
+from fm_oracle.models.prompts import Pass
 from fm_oracle.server import service
 from tests.support.identities import Federation
 from tests.support.methods import ANALYTIC
@@ -26,6 +30,7 @@ __all__ = [
     "CLASSES",
     "DIMENSION",
     "LetterModel",
+    "PromptedLetters",
     "agent_config",
     "running",
     "serving_oracle",
@@ -58,6 +63,25 @@ class LetterModel(Model[str]):
         self.seen += len(prepared)
         rows = [np.bincount(array % 32, minlength=self.card.dimension) for array in prepared]
         return np.array(rows, dtype=np.float32)
+
+
+class PromptedLetters(LetterModel):
+    """With prompts P [M, 8]: h + |h| tanh(A mean(P)), with an A that is always the same."""
+
+    def __init__(self, dimension: int = DIMENSION) -> None:
+        super().__init__(dimension)
+        self.card = replace(self.card, prompt_width=8)
+        drawn = np.random.default_rng(0).standard_normal((dimension, 8)).astype(np.float32)
+        self._mixing = torch.from_numpy(drawn)
+
+    def prompted(self, prepared: Sequence[NDArray[Any]], count: int) -> Iterator[Pass]:
+        def encode(prompts: Tensor) -> Tensor:
+            h = torch.from_numpy(self.forward(prepared))
+            lengths = torch.linalg.vector_norm(h, dim=1, keepdim=True)
+            moved: Tensor = h + lengths * torch.tanh(self._mixing @ prompts.mean(dim=0)) / 4
+            return moved
+
+        yield slice(None), encode
 
 
 def write_data(path: Path, seed: int, samples: int = 100) -> Path:

@@ -17,7 +17,7 @@ __all__ = ["ANALYTIC", "CLASSES", "DIMENSION", "data", "first_model", "job", "st
 CLASSES = ["a", "b", "c"]
 DIMENSION = 12
 # The methods that train nothing by steps.
-ANALYTIC = ("afl", "fedcgs")
+ANALYTIC = ("afl", "fedcgs", "fedopal")
 
 
 def strategy(name: str, **changes: Any) -> Strategy:

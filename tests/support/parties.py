@@ -80,12 +80,15 @@ class Parties:
         port: int,
         link: Proxy,
         strategies: Mapping[str, Sequence[str]],
+        oracle: Mapping[str, Any],
     ) -> None:
         self.federation, self.folder, self.dimension, self.port = federation, folder, dimension, port
         # The agents' way to the aggregator.
         self.link = link
         # What the policies of some institutions allow; the others allow everything.
         self._strategies = strategies
+        # Settings of the oracles.
+        self._oracle_settings = oracle
         self.aggregator = Party(
             veilfed("aggregator", "serve", "--config", self._aggregator_config()), folder / "aggregator"
         )
@@ -135,8 +138,11 @@ class Parties:
             "model": "minilm",
             "state": str(self.folder / f"oracle-{institution}"),
             "max_batch": 8,
+            **self._oracle_settings,
         }
         config = _written(self.folder / f"oracle-{institution}.yaml", document)
+        if "folder" in document:  # the real model
+            return Party(veilfed("oracle", "serve", "--config", config), self.folder / f"oracle-{institution}")
         arguments = [sys.executable, "-m", "tests.support.oracle_process", str(config), str(self.dimension), "0.02"]
         return Party(arguments, self.folder / f"oracle-{institution}")
 
@@ -198,11 +204,15 @@ def running_parties(
     institutions: Sequence[str],
     dimension: int = DIMENSION,
     strategies: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    oracle: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Parties]:
-    """All of them started and ready; killed when the block ends."""
+    """All of them started and ready; killed when the block ends.
+
+    Oracles have a model that needs no weights, unless their settings in `oracle` name a `folder` of models.
+    """
     port = free_port()
     with proxied(f"127.0.0.1:{port}") as link:
-        parties = Parties(federation, folder, institutions, dimension, port, link, strategies)
+        parties = Parties(federation, folder, institutions, dimension, port, link, strategies, oracle)
         try:
             parties.start()
             yield parties

@@ -183,7 +183,7 @@ def all_of_one_class(update: dict[str, Any]) -> None:
 )
 def test_sums_that_cannot_be_of_samples_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
     with pytest.raises(VeilfedError, match=words) as refused:
-        analytic(D, K).check(poisoned(change))
+        analytic(D, K).check(poisoned(change), 0)
     assert refused.value.code is Code.UPDATE_INVALID
 
 

@@ -10,9 +10,10 @@ from aggregator.strategies.averaging import AllGlobal, Averaging
 from aggregator.strategies.base import Report, Strategy, Update
 from aggregator.strategies.fedclip import Fedclip
 from aggregator.strategies.fedgh import Fedgh
+from aggregator.strategies.fedopal import Fedopal
 from aggregator.strategies.keeping import Keeping
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import AflStrategy, JobSpec, StrategyName
+from veilfed.jobs import JobSpec, RidgeSpec, StrategyName
 
 __all__ = ["STRATEGIES", "Report", "Strategy", "Update", "strategy_for", "with_ridge"]
 
@@ -26,6 +27,7 @@ STRATEGIES: dict[StrategyName, type[Strategy]] = {
     "fedgh": Fedgh,
     "afl": Afl,
     "fedcgs": Fedcgs,
+    "fedopal": Fedopal,
 }
 
 
@@ -36,11 +38,11 @@ def strategy_for(spec: JobSpec) -> Strategy:
 
 def with_ridge(spec: JobSpec, ridge: str) -> Strategy:
     """The strategy of the job, solved with another ridge: "gcv" or a number. Raises VeilfedError(INPUT_INVALID)."""
-    if not isinstance(spec.strategy, AflStrategy):
+    if not isinstance(spec.strategy, RidgeSpec):
         raise VeilfedError(Code.INPUT_INVALID, f"a job of {spec.strategy.name} has no ridge")
     try:
         values = spec.strategy.model_dump() | {"ridge": ridge if ridge == "gcv" else float(ridge)}
-        strategy = AflStrategy.model_validate(values)
+        strategy = type(spec.strategy).model_validate(values)
     except ValueError:
         raise VeilfedError(Code.INPUT_INVALID, "a ridge is gcv or a number from 0 to 1e12") from None
     return strategy_for(spec.model_copy(update={"strategy": strategy}))

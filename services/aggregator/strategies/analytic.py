@@ -13,7 +13,7 @@ from aggregator.solve.statistics import Double, Statistics, Sums
 from aggregator.statistics_gate import check_statistics
 from aggregator.strategies.base import Report, Strategy, Update
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import BIAS, CLASSIFIER, AflStrategy, AnalyticSpec, FedcgsStrategy
+from veilfed.jobs import BIAS, CLASSIFIER, AnalyticSpec, FedcgsStrategy, RidgeSpec
 from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["Afl", "Analytic", "Fedcgs"]
@@ -38,7 +38,7 @@ class Analytic(Strategy):
         shapes, dtype = self.analytic.model_shapes, self.analytic.dtype
         return {name: np.zeros(shape, dtype(name)) for name, shape in shapes.items()}
 
-    def check(self, arrays: Arrays) -> None:
+    def check(self, arrays: Arrays, number: int) -> None:
         check_statistics(arrays, self.analytic)
 
     def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
@@ -116,7 +116,7 @@ class Afl(Analytic):
 
     def solve(self, total: Statistics) -> tuple[dict[str, Double], dict[str, Any], Cholesky]:
         strategy = self.analytic
-        assert isinstance(strategy, AflStrategy)  # noqa: S101  for mypy: the registry sees to it
+        assert isinstance(strategy, RidgeSpec)  # noqa: S101  for mypy: the registry sees to it
         told: dict[str, Any] = {"chosen_by": "job"}
         if strategy.ridge == "gcv":
             spectrum = Spectrum(total)

@@ -67,8 +67,8 @@ class Strategy(ABC):
         """Whether an institution trains in a round; if not, it evaluates. The closing round evaluates only."""
         return round_number < self.spec.rounds and institution in self.spec.cohort.train
 
-    def check(self, arrays: Arrays) -> None:
-        """The update gate for the tensors of an update. Raises VeilfedError(UPDATE_INVALID)."""
+    def check(self, arrays: Arrays, number: int) -> None:
+        """The update gate for the tensors of an update of a round. Raises VeilfedError(UPDATE_INVALID)."""
         gate.check_parameters(arrays, self.shapes, self.spec)
 
     @abstractmethod

@@ -6,6 +6,7 @@ method_for(strategy) -> Method           the method that a job names (client_age
     .condition_number(model, state) -> float | None
     .read_state(data, where) -> State                                   of state.to_bytes()
     .update_weight(samples) -> float
+    .prompts(model, state) -> [M, D] | None                             what inputs are embedded with
 trainer_for(method, features, labels, seed=, institution=) -> Trains
     .initial_state(model) -> State | None                               before the first round; None for no state
     .train(model, state, round_number, cancelled) -> (update, state)
@@ -23,6 +24,7 @@ from client_agent.trainers.fedadapter import Fedadapter
 from client_agent.trainers.fedclip import Fedclip
 from client_agent.trainers.fedgh import Fedgh
 from client_agent.trainers.fedlt import Fedlt
+from client_agent.trainers.fedopal import Fedopal
 from client_agent.trainers.fedot import Fedot
 from client_agent.trainers.inputs import Float, Labels
 from client_agent.trainers.method import Method, Stepwise
@@ -43,6 +45,7 @@ METHODS: dict[StrategyName, type[Method[Any]]] = {
     "fedgh": Fedgh,
     "afl": Analytic,
     "fedcgs": Analytic,
+    "fedopal": Fedopal,
 }
 
 

@@ -60,9 +60,8 @@ class Summer:
         assert isinstance(method.strategy, AnalyticSpec)  # noqa: S101  for mypy: the registry sees to it
         self._classes, self._dimension = method.strategy.classifier_shape
         check_labels(labels, len(features), self._classes)
-        rows = released(labels, self._classes, min_class_samples)
         self._features, self._labels = features, labels
-        self._rows = rows if len(rows) >= min_samples else rows[:0]
+        self._rows = released(labels, self._classes, min_class_samples, min_samples)
 
     def initial_state(self, model: Arrays) -> None:
         """There is none."""

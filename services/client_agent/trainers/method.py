@@ -46,6 +46,10 @@ class Method(Generic[Spec]):
         """z [n, d] of rows h of length 1. Of a newcomer, `tensors` has no private ones."""
         return h
 
+    def prompts(self, model: Arrays, state: State | None) -> Float | None:
+        """The prompt tokens [M, D] that inputs are embedded with; None for none. Without a state as a newcomer."""
+        return None
+
     def linear_map(self, tensors: Tensors) -> Tensor | None:
         """f as a matrix [d, d] in float64; None if it is not linear."""
         return torch.eye(self.strategy.dimension, dtype=torch.float64)

@@ -23,13 +23,15 @@ __all__ = ["Statistics", "released"]
 Double = NDArray[np.float64]
 
 
-def released(labels: Labels, classes: int, least: int) -> NDArray[np.intp]:
+def released(labels: Labels, classes: int, least: int, least_in_all: int = 1) -> NDArray[np.intp]:
     """The rows whose class has at least `least` samples: a sum over fewer would tell about single samples.
 
-    The others are left out altogether, as if the institution did not have them.
+    The others are left out altogether, as if the institution did not have them; all of them, where the rest is fewer
+    than `least_in_all`.
     """
     counts = np.bincount(labels, minlength=classes)
-    return np.flatnonzero(counts[labels] >= least)
+    rows = np.flatnonzero(counts[labels] >= least)
+    return rows if len(rows) >= least_in_all else rows[:0]
 
 
 class Statistics:

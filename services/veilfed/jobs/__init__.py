@@ -6,8 +6,9 @@
 The classes of the methods also say which tensors a model and an update have: the aggregator and the agents must agree.
 """
 
-from veilfed.jobs.analytic import BIAS, COUNTS, CROSS, GRAM, AflStrategy, AnalyticSpec, FedcgsStrategy
+from veilfed.jobs.analytic import BIAS, COUNTS, CROSS, GRAM, AflStrategy, AnalyticSpec, FedcgsStrategy, RidgeSpec
 from veilfed.jobs.base import CLASSIFIER, FLOAT32, Shapes, StrategySpec, TrainedSpec, payload_bytes
+from veilfed.jobs.fedopal import FIRST_PROMPTS, PROMPTS, FedopalStrategy
 from veilfed.jobs.spec import Cohort, Fold, JobSpec, parse_job
 from veilfed.jobs.strategies import (
     ATTENTION_IN,
@@ -33,9 +34,11 @@ __all__ = [
     "CLASSIFIER",
     "COUNTS",
     "CROSS",
+    "FIRST_PROMPTS",
     "FLOAT32",
     "GRAM",
     "MEANS",
+    "PROMPTS",
     "TRANSFORM",
     "AflStrategy",
     "AllGlobalStrategy",
@@ -47,10 +50,12 @@ __all__ = [
     "FedclipStrategy",
     "FedghStrategy",
     "FedltStrategy",
+    "FedopalStrategy",
     "FedotStrategy",
     "Fold",
     "JobSpec",
     "OrthogonalSpec",
+    "RidgeSpec",
     "Shapes",
     "Strategy",
     "StrategyName",

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from veilfed.jobs.base import CLASSIFIER, Shapes, StrategySpec
 
-__all__ = ["BIAS", "COUNTS", "CROSS", "GRAM", "AflStrategy", "AnalyticSpec", "FedcgsStrategy"]
+__all__ = ["BIAS", "COUNTS", "CROSS", "GRAM", "AflStrategy", "AnalyticSpec", "FedcgsStrategy", "RidgeSpec"]
 
 # Tensors of updates: float64 [d (d + 1) / 2], float64 [d, K] and int64 [K].
 GRAM = "gram"
@@ -42,6 +42,11 @@ class AnalyticSpec(StrategySpec):
     )
 
     @property
+    def rounds_needed(self) -> int:
+        """Training rounds of a job."""
+        return 1
+
+    @property
     def changes(self) -> int:
         return self.max_changes
 
@@ -59,10 +64,9 @@ class AnalyticSpec(StrategySpec):
         return _TYPES[name] if name in _TYPES else super().dtype(name)
 
 
-class AflStrategy(AnalyticSpec):
-    """AFL (CVPR 2025): the ridge regression on the embeddings of all institutions, in one round."""
+class RidgeSpec(AnalyticSpec):
+    """A method that solves a ridge regression."""
 
-    name: Literal["afl"]
     ridge: float | Literal["gcv"] = Field(
         1.0, description="lambda; gcv: the one that generalised cross-validation chooses"
     )
@@ -72,6 +76,12 @@ class AflStrategy(AnalyticSpec):
         if self.ridge != "gcv" and not 0 <= self.ridge <= 1e12:
             raise ValueError("ridge must be gcv or a number from 0 to 1e12")
         return self
+
+
+class AflStrategy(RidgeSpec):
+    """AFL (CVPR 2025): the ridge regression on the embeddings of all institutions, in one round."""
+
+    name: Literal["afl"]
 
 
 class FedcgsStrategy(AnalyticSpec):

@@ -47,6 +47,10 @@ class StrategySpec(Strict):
         """Name and shape of each tensor of an update."""
         return self.model_shapes
 
+    def round_shapes(self, number: int) -> Shapes:
+        """Those of the updates of one training round of the job: all of them, unless rounds differ."""
+        return self.update_shapes
+
     def dtype(self, name: str) -> np.dtype[Any]:
         """The element type of a tensor of a model or an update."""
         return FLOAT32

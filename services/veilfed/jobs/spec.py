@@ -61,8 +61,8 @@ class JobSpec(Strict):
             raise ValueError(
                 f"quorum ({self.quorum}) is more than the training institutions ({len(self.cohort.train)})"
             )
-        if isinstance(self.strategy, AnalyticSpec) and self.rounds != 1:
-            raise ValueError(f"rounds must be 1 for {self.strategy.name}")
+        if isinstance(self.strategy, AnalyticSpec) and self.rounds != self.strategy.rounds_needed:
+            raise ValueError(f"rounds must be {self.strategy.rounds_needed} for {self.strategy.name}")
         if self.strategy.weighting == "uniform" and self.fold.max_weight != 1:
             raise ValueError("fold.max_weight must be 1 where weighting is uniform")
         # Integers, and one more for the rounding of each term: at the very edge floating point would round it away.

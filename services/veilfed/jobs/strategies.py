@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from veilfed.jobs.analytic import AflStrategy, FedcgsStrategy
 from veilfed.jobs.base import CLASSIFIER, Shapes, TrainedSpec
+from veilfed.jobs.fedopal import FedopalStrategy
 
 __all__ = [
     "ATTENTION_IN",
@@ -155,7 +156,10 @@ Strategy = Annotated[
     | FedclipStrategy
     | FedghStrategy
     | AflStrategy
-    | FedcgsStrategy,
+    | FedcgsStrategy
+    | FedopalStrategy,
     Field(discriminator="name"),
 ]
-StrategyName = Literal["fedot", "all-global", "all-local", "fedlt", "fedadapter", "fedclip", "fedgh", "afl", "fedcgs"]
+StrategyName = Literal[
+    "fedot", "all-global", "all-local", "fedlt", "fedadapter", "fedclip", "fedgh", "afl", "fedcgs", "fedopal"
+]
