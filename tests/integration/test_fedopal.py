@@ -208,7 +208,7 @@ async def test_reextracting_is_the_ridge_regression_on_what_the_mean_prompt_give
 
 @asynchronous
 async def test_forward_only(parties: Parties) -> None:
-    job_id, ended = await run(parties, tuning="forward-only", prompt_rate=1, mu=0.01)
+    job_id, ended = await run(parties, tuning="forward-only", mu=0.01)
     final = model(parties, job_id)
     assert np.abs(doubles(final["prompts"]) - doubles(final["first_prompts"])).max() > 1e-4
     assert all(e.correct / e.total > 0.75 for client in last(ended) for e in client.evaluations)

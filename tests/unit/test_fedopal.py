@@ -187,6 +187,9 @@ def document(**changes: Any) -> str:
 def test_the_defaults() -> None:
     strategy: Any = parse_job(document()).strategy
     assert (strategy.prompts, strategy.mu, strategy.epochs, strategy.tuning) == (10, 0.1, 1, "gradients")
+    rates = [parse_job(document(tuning=tuning)).strategy for tuning in ("gradients", "forward-only")]
+    assert [getattr(found, "eta", None) for found in rates] == [10, 0.05]
+    assert getattr(parse_job(document(prompt_rate=3)).strategy, "eta", None) == 3
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Fedopal(Analytic[FedopalStrategy]):
             mu=strategy.mu,
             epochs=strategy.epochs,
             batch_size=strategy.batch_size,
-            prompt_rate=strategy.prompt_rate,
+            prompt_rate=strategy.eta,
             head_rate=strategy.head_rate,
             perturbation=strategy.perturbation if strategy.tuning == "forward-only" else None,
             seed=seed,

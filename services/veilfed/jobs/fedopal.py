@@ -30,7 +30,9 @@ class FedopalStrategy(RidgeSpec):
     mu: float = Field(0.1, ge=0, le=1e300, description="weight of the squared distance of P_k from P_0")
     epochs: int = Field(1, ge=1, le=1000, description="E, passes over the training split")
     batch_size: int = Field(64, ge=1, le=65_536)
-    prompt_rate: float = Field(10.0, gt=0, le=1e6, description="eta, the rate of the prompts")
+    prompt_rate: float | None = Field(
+        None, gt=0, le=1e6, description="eta, the rate of the prompts; by default 10, forward-only 0.05"
+    )
     head_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for the temporary classifier")
     tuning: Literal["gradients", "forward-only"] = Field(
         "gradients", description="gradients of the oracle, or estimates from embeddings alone"
@@ -39,6 +41,11 @@ class FedopalStrategy(RidgeSpec):
     prompt_weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="of the mean prompt: uniform is the paper's mean"
     )
+
+    @property
+    def eta(self) -> float:
+        """The rate of the prompts. Estimates of the gradient are longer by the root of M x D: 62 at 10 x 384."""
+        return self.prompt_rate or (0.05 if self.tuning == "forward-only" else 10.0)
 
     @property
     def rounds_needed(self) -> int:
