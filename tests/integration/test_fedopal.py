@@ -2,7 +2,7 @@
 
 import asyncio
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from tests.support.models import published
 from tests.support.parties import Parties, running_parties
 from tests.support.processes import until
 from veilfed.ledger import read, verify
-from veilfed.v1.aggregator_pb2 import GetJobResponse
+from veilfed.v1.aggregator_pb2 import AddClientRequest, ForgetClientRequest, GetJobResponse
 from veilfed.wire.tensors import Arrays, parse_map
 
 Float = NDArray[np.float32]
@@ -220,15 +220,15 @@ async def test_forward_only(parties: Parties) -> None:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
-    federation = make_federation(tmp_path_factory.mktemp("federation"), ["north"])
+    federation = make_federation(tmp_path_factory.mktemp("federation"), INSTITUTIONS)
     oracle = {"prompts": "gradients", "quota": 5000}
-    with running_parties(federation, tmp_path_factory.mktemp("slow"), ["north"], oracle=oracle) as made:
+    with running_parties(federation, tmp_path_factory.mktemp("slow"), INSTITUTIONS, oracle=oracle) as made:
         yield made
 
 
-def slow_job(**strategy: Any) -> dict[str, Any]:
+def slow_job(train: Sequence[str] = ("north",), **strategy: Any) -> dict[str, Any]:
     values = {"prompts": 2, "prompt_width": 8, "batch_size": 8, "epochs": 10, "min_class_count": 1, **strategy}
-    return spec(["north"], rounds=1, name="fedopal", **values)
+    return spec(train, rounds=1, name="fedopal", **values)
 
 
 @asynchronous
@@ -248,6 +248,24 @@ async def test_a_tuning_that_was_killed_ends_as_if_it_had_not_been(slow: Parties
     records = list(read(slow.folder / "north" / "state" / "ledger.jsonl"))
     asked = sum(record["inputs"] for record in records if record.get("purpose") == "prompt_gradient")
     assert asked < 1200 + 600
+
+
+@asynchronous
+async def test_who_joins_later_or_leaves_makes_no_difference(slow: Parties) -> None:
+    """It starts from P_0 as all did; the prompts of the others depend on their own samples alone."""
+
+    async def published(job_id: str) -> str:
+        ended = await slow.ended(job_id)
+        assert ended.summary.state == "done", ended.summary.error
+        return next(detail.published_sha256 for detail in reversed(ended.rounds) if detail.published_sha256)
+
+    both = await published(await slow.submit(slow_job(INSTITUTIONS, epochs=1)))
+    alone = await published(job_id := await slow.submit(slow_job(epochs=1)))
+    async with slow.jobs() as jobs:
+        await jobs.AddClient(AddClientRequest(job_id=job_id, institution="south"), timeout=20)
+        assert await published(job_id) == both != alone
+        await jobs.ForgetClient(ForgetClientRequest(job_id=job_id, institution="south"), timeout=20)
+        assert await published(job_id) == alone
 
 
 @asynchronous

@@ -22,6 +22,8 @@ ANALYTIC = ("afl", "fedcgs", "fedopal")
 
 def strategy(name: str, **changes: Any) -> Strategy:
     values: dict[str, Any] = {"name": name, "classes": CLASSES, "dimension": DIMENSION}
+    if name == "fedopal":
+        values["prompt_width"] = 8
     if name not in ANALYTIC:
         values["batch_size"] = 16
     parsed: Strategy = TypeAdapter(Strategy).validate_python(values | changes)

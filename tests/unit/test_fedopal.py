@@ -51,6 +51,10 @@ def counts(update: Arrays) -> int:
     return int(np.asarray(update["counts"]).sum())
 
 
+def doubles(array: Any) -> NDArray[np.float64]:
+    return np.asarray(array, np.float64)
+
+
 # The first model.
 
 
@@ -82,8 +86,8 @@ def test_the_classifier_is_afls_and_the_prompt_the_mean_in_every_order(
     afl = analytic(DIMENSION, CLASSES, 4, ridge=0.5).fold(((1.0, update) for update in statistics), dict)
     assert model["classifier"].tobytes() == afl["classifier"].tobytes()
     weights = [counts(update) if weighting == "samples" else min(counts(update), 1) for update in given_]
-    expected = np.average([np.asarray(update["prompts"], np.float64) for update in given_], axis=0, weights=weights)
-    assert np.allclose(np.asarray(model["prompts"], np.float64), expected, rtol=0, atol=1e-6)
+    expected = np.average([doubles(update["prompts"]) for update in given_], axis=0, weights=weights)
+    assert np.allclose(doubles(model["prompts"]), expected, rtol=0, atol=1e-6)
     assert np.array_equal(model["first_prompts"], fedopal().initial()["prompts"])
 
 
@@ -105,7 +109,7 @@ def test_another_ridge_can_be_solved_for_afterwards() -> None:
     again = with_ridge(fedopal().spec, "2.5")
     model = fold(again, given_)
     expected, condition = ridge(pool(40, DIMENSION, CLASSES), CLASSES, 2.5)
-    error = np.linalg.norm(np.asarray(model["classifier"]) - expected) / np.linalg.norm(expected)
+    error = np.linalg.norm(doubles(model["classifier"]) - expected) / np.linalg.norm(expected)
     assert error <= max(1e-10, 100 * EPS * condition)
     assert np.array_equal(model["prompts"], fold(fedopal(), given_)["prompts"])
 
