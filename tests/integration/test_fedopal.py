@@ -2,6 +2,8 @@
 
 import asyncio
 import csv
+import json
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +23,7 @@ from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.models import published
 from tests.support.parties import Parties, running_parties
-from tests.support.processes import until
+from tests.support.processes import until, veilfed
 from veilfed.ledger import read, verify
 from veilfed.v1.aggregator_pb2 import AddClientRequest, ForgetClientRequest, GetJobResponse
 from veilfed.wire.tensors import Arrays, parse_map
@@ -150,10 +152,27 @@ async def test_one_round_with_gradients(parties: Parties) -> None:
     }
     assert min(value for values in told.values() for value in values.values()) > 0.75, told
     left(parties, job_id)
+    predicted(parties, job_id, final, own["north"].astype(np.float32))
 
 
 def last(ended: GetJobResponse) -> Any:
     return ended.rounds[-1].clients
+
+
+def predicted(parties: Parties, job_id: str, final: Arrays, own: Float) -> None:
+    """`veilfed predict` embeds with the institution's own prompts."""
+    text = "The lamp was charming."
+    file = parties.folder / "new.txt"
+    file.write_text(text)
+    config = parties.folder / "north" / "agent.yaml"
+    arguments = veilfed("predict", file, "--config", config, "--job", job_id, "--json")
+    (told,) = json.loads(subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True).stdout)
+    local = MiniLM.load(published("minilm"))
+    h = doubles(local.forward_prompted(local.prepare([text]), own)[0])
+    scores = 20 * doubles(final["classifier"]) @ (h / np.linalg.norm(h))
+    shares = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    assert told["class"] == CLASSES[int(shares.argmax())] == "vowels"
+    assert told["probability"] == pytest.approx(float(shares.max()), abs=1e-4)
 
 
 def updates_of(parties: Parties, institution: str, job_id: str) -> list[dict[str, list[int]]]:
