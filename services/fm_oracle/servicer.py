@@ -245,10 +245,9 @@ class OracleService(OracleServicer):
         if prompts is not None:
             # Never together with inputs of anybody else: prompts belong to these inputs alone.
             prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
-            embeddings = await self._batcher.alone(
-                institution, partial(self._model.forward_prompted, prepared, prompts)
-            )
-        elif kind == FIELDS[self._model.card.modality]:
+            forward = partial(self._model.forward_prompted, prepared, prompts)
+            return _finite(await self._batcher.alone(institution, forward), prompted=True)
+        if kind == FIELDS[self._model.card.modality]:
             prepared = await loop.run_in_executor(self._preparer, self._model.prepare, inputs)
             embeddings = await self._batcher.embed(institution, prepared)
         else:  # a text tower: prompts for classes, so few that they need no batches over clients
@@ -264,7 +263,7 @@ class OracleService(OracleServicer):
         gradient, embeddings = await self._batcher.alone(
             institution, partial(self._model.prompt_gradient, prepared, prompts, head, labels)
         )
-        return _finite(gradient), _finite(embeddings)
+        return _finite(gradient, prompted=True), _finite(embeddings, prompted=True)
 
     async def _undo(self, institution: str, charging: "asyncio.Task[Charge]", count: int) -> None:
         """Refunds a charge, also one that is still being written while its request was cancelled."""
@@ -291,7 +290,10 @@ class OracleService(OracleServicer):
             await asyncio.to_thread(self._gate.refund, institution, count)
 
 
-def _finite(array: Float) -> Float:
-    if not np.isfinite(array).all():
-        raise VeilfedError(Code.INTERNAL, "the model gave an embedding or a gradient that is not finite")
-    return array
+def _finite(array: Float, *, prompted: bool = False) -> Float:
+    """The array. Raises VeilfedError: with prompts of a client's own choice it is the client's INPUT_INVALID."""
+    if np.isfinite(array).all():
+        return array
+    if prompted:
+        raise VeilfedError(Code.INPUT_INVALID, "with these prompts or this head the result is not finite")
+    raise VeilfedError(Code.INTERNAL, "the model gave an embedding that is not finite")

@@ -25,7 +25,7 @@ from fm_oracle.server import service
 from tests.support.aggregators import job_spec
 from tests.support.fuzz import encoded, profile
 from tests.support.identities import Federation, make_federation
-from tests.support.models import TinyModel
+from tests.support.models import PromptedModel
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import key_pem, make_key
 from veilfed.identity.enrollment import EnrollmentService
@@ -186,9 +186,11 @@ async def _aggregator(federation: Federation, folder: Path) -> AsyncIterator[str
 @asynccontextmanager
 async def _oracle(federation: Federation, folder: Path) -> AsyncIterator[str]:
     files = federation.oracles["north"]
-    config = OracleConfig(identity=files, listen="127.0.0.1:0", model="minilm", state=folder / "oracle")
+    config = OracleConfig(
+        identity=files, listen="127.0.0.1:0", model="minilm", state=folder / "oracle", prompts="gradients"
+    )
     async with (
-        service(TinyModel(), config) as made,
+        service(PromptedModel(), config) as made,
         _serving(files, lambda server: add_OracleServicer_to_server(made, server)) as address,
     ):
         yield address

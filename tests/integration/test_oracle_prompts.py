@@ -142,6 +142,18 @@ async def test_a_gradient_that_fails_is_not_charged(federation: Federation, tmp_
 
 
 @asynchronous
+async def test_prompts_that_lead_nowhere_are_the_clients_fault(federation: Federation, tmp_path: Path) -> None:
+    async with oracle(federation, tmp_path, PromptedModel(), prompts="gradients", quota=6) as running:
+        client, huge = await running.client(), np.full((1, 3), 3e38, np.float32)
+        for error in (
+            await client.refused([prompted(0, huge, "a")]),
+            await denied(client, slope(huge, tokens(2, 2), [0], "a")),
+        ):
+            assert (error.code, "not finite" in error.message) == (Code.INPUT_INVALID, True)
+        await until_left(client, 6)
+
+
+@asynchronous
 async def test_a_gradient_of_the_service_is_the_models(federation: Federation, tmp_path: Path) -> None:
     model = PromptedModel()
     prompts, head = tokens(2, 3), tokens(4, 2, seed=1)
