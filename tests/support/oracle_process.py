@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fm_oracle.config import OracleConfig
 from fm_oracle.server import service
-from tests.support.agents import PromptedLetters
+from tests.support.agents import LetterModel
 from veilfed import logs
 from veilfed.config import load_config
 from veilfed.identity.material import load_credentials
@@ -23,7 +23,7 @@ from veilfed.rpc.server import create_server, run_server
 from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
 
 
-class SlowModel(PromptedLetters):
+class SlowModel(LetterModel):
     """Takes its time for each pass, so that a fault finds it at work."""
 
     def __init__(self, dimension: int, seconds: float) -> None:
