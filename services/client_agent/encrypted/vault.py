@@ -1,0 +1,118 @@
+"""An institution's keys: made by SEAL, the secret one never leaves this object."""
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from Pyfhel import PyCtxt, Pyfhel
+
+from client_agent.encrypted import seal
+from veilfed.ckks import kernels
+from veilfed.ckks.basis import Basis
+from veilfed.ckks.keys import EvaluationKeys
+from veilfed.ckks.lifting import lift
+from veilfed.ckks.sampling import SEED_BYTES, Stream, uniform
+from veilfed.ckks.transform import Float
+from veilfed.errors import Code, VeilfedError
+
+__all__ = ["Vault"]
+
+Real = NDArray[np.float64]
+
+
+class Vault:
+    """Fresh keys for a parameter set, and for rotations by `steps` to the left, around the end."""
+
+    def __init__(self, basis: Basis, steps: Sequence[int]) -> None:
+        self.basis = basis
+        self.parameters = parameters = basis.parameters
+        self.steps = tuple(sorted({step % basis.parameters.slots for step in steps} - {0}))
+        self.seal = Pyfhel()
+        bits = [*parameters.data_bits, parameters.special_bits]
+        self.seal.contextGen(scheme="ckks", n=parameters.n, scale=2.0**parameters.scale_bits, qi_sizes=bits)
+        if tuple(int(q) for q in self.seal.get_qi()) != parameters.primes:
+            raise VeilfedError(Code.INTERNAL, "SEAL has chosen other primes than this software")
+        self.seal.keyGen()
+        self.seal.relinKeyGen()
+        if self.steps:
+            self.seal.rotateKeyGen(list(self.steps))
+
+        primes = basis.special + 1
+        self._secret = seal.read_polynomial(self.seal.to_bytes_secret_key("none"), primes, basis)
+
+    def evaluation_keys(self) -> EvaluationKeys:
+        """What the oracle computes with."""
+        rotations = self.seal.to_bytes_rotate_key("none") if self.steps else b""
+        return seal.read_evaluation_keys(rotations, self.seal.to_bytes_relin_key("none"), self.steps, self.basis)
+
+    def public_key(self) -> Float:
+        """An encryption of zero [2, limbs + 1, n] under the secret key."""
+        return seal.read_public_key(self.seal.to_bytes_public_key("none"), self.basis)
+
+    def encode(self, slots: Real) -> Float:
+        """The polynomial [limbs, n] of real slots, at the parameters' scale."""
+        data = self.seal.encode(np.asarray(slots, dtype=np.float64)).to_bytes("none")
+        return seal.read_polynomial(data, self.parameters.limbs, self.basis)
+
+    def encrypt(self, polynomials: Float, seed: bytes, first: int = 0) -> Float:
+        """First components [C, limbs, n] of fresh ciphertexts of polynomials [C, limbs, n] under the secret key.
+
+        The second components are those that `seed` gives (`veilfed.ckks.sampling.uniform`), with nonces from `first`
+        on: a seed and a nonce are used once.
+        """
+        count, limbs, n = polynomials.shape
+        out = np.empty_like(polynomials)
+        noise = Stream()
+        for number in range(count):
+            second = uniform(self.basis, limbs, seed, first + number)
+            error = self.basis.from_integers(noise.noise(n), limbs)
+            for limb in range(limbs):
+                q, p = self.basis.q[limb], self.basis.p[limb]
+                kernels.encrypt(
+                    polynomials[number, limb], error[limb], second[limb], self._secret[limb], out[number, limb], q, p
+                )
+        return out
+
+    def open(self, values: Float) -> Float:
+        """The polynomials [C, limbs, n] in ciphertexts [C, 2, limbs, n]."""
+        out = np.empty((len(values), *values.shape[2:]))
+        self.basis.each(
+            kernels.decrypt,
+            (
+                (
+                    values[c, 0, limb],
+                    values[c, 1, limb],
+                    self._secret[limb],
+                    out[c, limb],
+                    self.basis.q[limb],
+                    self.basis.p[limb],
+                )
+                for c in range(len(values))
+                for limb in range(values.shape[2])
+            ),
+        )
+        return out
+
+    def encrypt_by_seal(self, slots: Real) -> tuple[Float, float]:
+        """Under the public key: values [2, limbs, n] and scale."""
+        return seal.read_ciphertext(self.seal.encrypt(np.asarray(slots, dtype=np.float64)).to_bytes("none"), self.basis)
+
+    def decrypt_by_seal(self, values: Float, scale: float) -> Real:
+        """The slots of a ciphertext [components, limbs, n]."""
+        like = self.seal.encrypt(np.zeros(1))
+        for _ in range(self.parameters.limbs - values.shape[1]):
+            self.seal.mod_switch_to_next_ctxt(like)
+        if len(values) == 3:
+            self.seal.multiply(like, like)
+        data = seal.ciphertext_bytes(values, scale, like.to_bytes("none"), self.basis)
+        slots: Real = np.asarray(self.seal.decrypt(PyCtxt(pyfhel=self.seal, bytestring=data, scheme="ckks")))
+        return slots
+
+    def refresh(self, masked: Float, shift: int = 0) -> Float:
+        """Fresh ciphertexts [C, 2, limbs, n] of what is in masked ones of a lower level, divided by 2^shift."""
+        lifted = lift(self.open(masked), self.parameters.limbs, self.basis, shift)
+        seed = secrets.token_bytes(SEED_BYTES)
+        first = self.encrypt(lifted, seed)
+        second = np.stack([uniform(self.basis, self.parameters.limbs, seed, c) for c in range(len(lifted))])
+        return np.stack([first, second], axis=1)

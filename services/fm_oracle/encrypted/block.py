@@ -1,0 +1,140 @@
+"""A transformer block of an FHE-friendly student, pre-normalised as in ViT: what it computes, once for all parties.
+
+    h = x + W_o attention(norm(x)) + b_o,   y = h + W_2 quad(W_1 norm(h) + b_1) + b_2,   quad(z) = (z + 1)^2 / 8 + 3/8
+
+(BlindFed, section 4.1: quad is 0.125 z^2 + 0.25 z + 0.5.) A batch has d channels in d ciphertexts. With them come the
+mask, 1 in the slots of real tokens and 0 in those of padding, and the number of padded tokens of each sample: both
+encrypted, so that the oracle learns no lengths. Channels are 0 in padded slots, before a block and after it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from fm_oracle.encrypted.attention import Diagonals
+from fm_oracle.encrypted.norm import Norm
+from fm_oracle.encrypted.operations import B, Layer, Operations, Real
+from fm_oracle.encrypted.polynomials import exponential
+from fm_oracle.encrypted.softmax import goldschmidt
+
+__all__ = ["Block", "Ranges", "Weights"]
+
+EXPONENTIAL_FACTOR = 720.0
+GOLDSCHMIDT_DEGREE = 7
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of a block, float64: W [out, in] with its bias [out] as one more column.
+
+    The scale and shift of normalisations, the scaling of layers, 1 / sqrt(d / heads) and the centring of what is added
+    to the stream are in them, and of quad what is linear: hidden has the 1 inside the square in its bias, back the 1/8
+    and, in its bias, the 3/8.
+    """
+
+    query_key_value: Real  # [3 d, d + 1]
+    output: Real  # [d, d + 1]
+    hidden: Real  # [m, d + 1]
+    back: Real  # [d, m + 1]
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Bounds that the student keeps on its data: recorded with it, checked at export."""
+
+    stream: float
+    query_key_value: float
+    row_sum: tuple[float, float]
+    first_variance: tuple[float, float]
+    second_variance: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block for ciphertexts that have `lowest` limbs when they are refreshed."""
+
+    weights: Weights
+    ranges: Ranges
+    heads: int
+    diagonals: Diagonals
+    epsilon: float = 1e-6
+    newton: int = 4
+    weight_bits: int = 12
+    lowest: int = 4
+
+    def __call__(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
+        """The stream after the block, at the highest level and the scale of x, from the stream before it."""
+        h = self._attention(x, mask, padding, operations)
+        return self._feed_forward(h, mask, operations)
+
+    def _attention(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
+        ranges, head = self.ranges, len(x) // self.heads
+        operations.phase("first norm")
+        normed = self._norm(ranges.first_variance, len(x))(x, self.lowest, operations)
+        operations.phase("queries, keys, values")
+        qkv = self._layer(self.weights.query_key_value, normed, mask, x.scale, operations)
+        qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, x.scale))
+        weighted, sums = [], []
+        for number in range(self.heads):
+            q, k, v = (qkv[part * len(x) + number * head : part * len(x) + (number + 1) * head] for part in range(3))
+            operations.phase(f"head {number + 1}: scores")
+            weights = exponential(self.diagonals.scores(q, k, operations), operations)
+            # Without the factor that the exponential has: the same ciphertexts, read at a larger scale.
+            weights = weights.read_at(weights.scale * EXPONENTIAL_FACTOR)
+            operations.phase(f"head {number + 1}: sums")
+            sums.append(self.diagonals.row_sums(weights, operations))
+            weighted.append(self.diagonals.apply(weights, v.at(weights.limbs), operations))
+        operations.phase("softmax")
+        inverse = self._inverses(operations.join(sums), mask, padding, x.scale, operations)
+        limbs = self.lowest + 1
+        parts = [
+            operations.multiplied(part.at(limbs), inverse[number : number + 1].at(limbs))
+            for number, part in enumerate(weighted)
+        ]
+        operations.phase("output")
+        return self._added(x, self.weights.output, operations.join(parts), mask, operations)
+
+    def _inverses(self, sums: B, mask: B, padding: B, scale: float, operations: Operations[B]) -> B:
+        """1 / row sums, one for each head; 0 in padded slots."""
+        low, high = self.ranges.row_sum
+        # exp(0) = 1 for each padded key, whose channels are all 0.
+        extra = operations.times(padding.at(sums.limbs), [-1.0] * self.heads, sums.scale)
+        sums = operations.add(sums, extra)
+        # Goldschmidt's range is (0, 2): divided by the middle, so that both ends are as far from 1.
+        middle = (low + high) / 2
+        scaled = operations.brought(sums, 1 / middle, scale, 2.0)
+        inverse = goldschmidt(scaled, GOLDSCHMIDT_DEGREE, operations, 2 * middle / low, self.lowest)
+        inverse = operations.refresh(inverse, 2 * middle / low, 0)
+        masked = operations.multiplied(inverse, mask)
+        return masked.read_at(masked.scale * middle)
+
+    def _feed_forward(self, h: B, mask: B, operations: Operations[B]) -> B:
+        operations.phase("second norm")
+        # Two more limbs than a refresh needs: for the squares' scale, and for what a rescale takes.
+        normed = self._norm(self.ranges.second_variance, len(h))(h, self.lowest + 2, operations)
+        operations.phase("hidden layer")
+        hidden = self._layer(self.weights.hidden, normed, mask, h.scale, operations)
+        # Squares stay in three components: the next layer is linear in them, and has fewer outputs to relinearise.
+        squares = operations.rescale(operations.products(hidden, hidden))
+        operations.phase("back")
+        return self._added(h, self.weights.back, squares, mask, operations)
+
+    def _norm(self, variance: tuple[float, float], channels: int) -> Norm:
+        return Norm(channels, *variance, epsilon=self.epsilon, steps=self.newton)
+
+    def _shift(self, x: B, scale: float) -> int:
+        """How many bits a refresh takes from the scale of x, to come near another."""
+        return round(math.log2(x.scale / scale))
+
+    def _layer(self, weights: Real, x: B, mask: B, scale: float, operations: Operations[B]) -> B:
+        """W x + b, two components; at a scale that a refresh brings to `scale` by a shift."""
+        layer_scale = scale * 2.0 ** (self.weight_bits + self._shift(x, scale)) / x.scale
+        out = operations.linear(Layer.rounded(weights[:, :-1], layer_scale), x)
+        if out.components == 3:
+            out = operations.relinearise(out)
+        return operations.add(out, operations.times(mask.at(out.limbs), list(weights[:, -1]), out.scale))
+
+    def _added(self, stream: B, weights: Real, x: B, mask: B, operations: Operations[B]) -> B:
+        """stream + W x + b, refreshed, at the scale of the stream."""
+        added = self._layer(weights, x, mask, stream.scale, operations)
+        before = operations.times(stream.at(added.limbs), [1.0] * len(stream), added.scale)
+        return operations.refresh(operations.add(added, before), self.ranges.stream, self._shift(added, stream.scale))

@@ -1,0 +1,69 @@
+"""Random polynomials from a stream cipher: uniform residues that a seed repeats, secrets and noise that none does."""
+
+import secrets
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from veilfed.ckks.basis import Basis
+from veilfed.ckks.transform import Float
+from veilfed.errors import Code, VeilfedError
+
+__all__ = ["SEED_BYTES", "Stream", "uniform"]
+
+SEED_BYTES = 32
+
+# Noise as SEAL's: the difference of the numbers of ones in 21 and 21 bits has a standard deviation of 3.24.
+NOISE_BITS = 21
+# Words that are drawn beyond those that are needed, for those that are refused.
+RESERVE = 64
+
+
+class Stream:
+    """AES-256 in counter mode under a key of 32 bytes; a fresh secret one without."""
+
+    def __init__(self, key: bytes | None = None, nonce: int = 0) -> None:
+        key = secrets.token_bytes(SEED_BYTES) if key is None else key
+        if len(key) != SEED_BYTES:
+            raise VeilfedError(Code.INPUT_INVALID, f"a seed of {len(key)} bytes, expected {SEED_BYTES}")
+        # The upper half of the counter's block names the stream, the lower half counts.
+        start = nonce.to_bytes(8, "big") + bytes(8)
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(start)).encryptor()
+
+    def bytes(self, count: int) -> bytes:
+        return self._encryptor.update(bytes(count))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self.bytes(8 * count), dtype="<u8")
+
+    def below(self, bound: int, count: int) -> NDArray[np.uint64]:
+        """Uniform integers in [0, bound): words cut to its bits, those that are not below it left out."""
+        mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
+        kept = np.empty(0, dtype=np.uint64)
+        while kept.size < count:
+            drawn = self.words(count - kept.size + RESERVE) & mask
+            kept = np.concatenate([kept, drawn[drawn < bound]])
+        return kept[:count]
+
+    def ternary(self, n: int) -> NDArray[np.int64]:
+        """Uniform in {-1, 0, 1}."""
+        return self.below(3, n).astype(np.int64) - 1
+
+    def noise(self, n: int) -> NDArray[np.int64]:
+        """Centred binomial."""
+        drawn = self.words(n)
+        ones = np.uint64((1 << NOISE_BITS) - 1)
+        first, second = drawn & ones, (drawn >> np.uint64(NOISE_BITS)) & ones
+        return np.bitwise_count(first).astype(np.int64) - np.bitwise_count(second).astype(np.int64)
+
+
+def uniform(basis: Basis, limbs: int, key: bytes | None = None, nonce: int = 0) -> Float:
+    """A uniform polynomial [limbs, n], transformed: the same for the same key and nonce, else a secret one."""
+    stream = Stream(key, nonce)
+    out = np.empty((limbs, basis.n))
+    for limb in range(limbs):
+        q = basis.primes[limb]
+        values = stream.below(q, basis.n).astype(np.float64)
+        out[limb] = np.where(values > q / 2, values - q, values)
+    return out
