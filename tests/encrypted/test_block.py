@@ -64,7 +64,7 @@ def make_case() -> Case:
     folded_back[:, :-1] /= 8
     variances = [(float(v.min()) * 0.9, float(v.max()) * 1.1) for v in found["variance"]]
     sums = (float(min(s.min() for s in found["sum"])), float(max(s.max() for s in found["sum"])))
-    ranges = Ranges(32.0, 16.0, sums, variances[0], variances[1])
+    ranges = Ranges(32.0, 16.0, 8.0, sums, variances[0], variances[1])
     weights = Weights(qkv, centred(output), folded_hidden, folded_back)
     return Case(Block(weights, ranges, HEADS, DIAGONALS, EPSILON), x, mask, expected)
 

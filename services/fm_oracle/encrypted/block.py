@@ -19,6 +19,7 @@ from fm_oracle.encrypted.softmax import goldschmidt
 __all__ = ["Block", "Ranges", "Weights"]
 
 EXPONENTIAL_FACTOR = 720.0
+EXPONENTIAL_LEVELS = 3
 GOLDSCHMIDT_DEGREE = 7
 
 
@@ -43,6 +44,7 @@ class Ranges:
 
     stream: float
     query_key_value: float
+    score: float
     row_sum: tuple[float, float]
     first_variance: tuple[float, float]
     second_variance: tuple[float, float]
@@ -77,7 +79,12 @@ class Block:
         for number in range(self.heads):
             q, k, v = (qkv[part * len(x) + number * head : part * len(x) + (number + 1) * head] for part in range(3))
             operations.phase(f"head {number + 1}: scores")
-            weights = exponential(self.diagonals.scores(q, k, operations), operations)
+            # A rotation at twice the limbs costs four times as much: as low as can be, and a refresh after it.
+            limbs = self.lowest + 1
+            scores = self.diagonals.scores(q.at(limbs), k.at(limbs), operations)
+            scores = operations.refresh(scores, ranges.score, self._shift(scores, x.scale))
+            operations.phase(f"head {number + 1}: exponential")
+            weights = exponential(scores.at(self.lowest + 2 + EXPONENTIAL_LEVELS), operations)
             # Without the factor that the exponential has: the same ciphertexts, read at a larger scale.
             weights = weights.read_at(weights.scale * EXPONENTIAL_FACTOR)
             operations.phase(f"head {number + 1}: sums")

@@ -135,22 +135,22 @@ class Evaluator(Operations[Ciphertexts]):
             raise VeilfedError(Code.INPUT_INVALID, f"{x.components} components, expected three")
         which = np.array([self.keys.relinearisation], dtype=np.int64)
         switched = self._switch(x.values[:, 2], x.values, which)
-        return Ciphertexts(switched[:, 0], x.scale)
+        return Ciphertexts(switched[0], x.scale)
 
     def rotate(self, x: Ciphertexts, steps: Sequence[int]) -> list[Ciphertexts]:
         which = np.array([self.keys.rotation(step) for step in steps], dtype=np.int64)
         switched = self._switch(x.values[:, 1], x.values, which)
-        return [Ciphertexts(switched[:, r], x.scale) for r in range(len(steps))]
+        return [Ciphertexts(part, x.scale) for part in switched]
 
     def _switch(self, values: Float, rest: Float, which: NDArray[np.int64]) -> Float:
-        """Each of values [C, L, n] switched by each key: [C, R, 2, L, n].
+        """Each of values [C, L, n] switched by each key: [R, C, 2, L, n].
 
         The first component of `rest` is added, for relinearisation (whose columns keep their order) the second too.
         """
         basis, keys = self.basis, self.keys
         count, limbs, n = values.shape
         tables, q, p = basis.tables, basis.q, basis.p
-        out = np.empty((count, which.size, 2, limbs, n))
+        out = np.empty((which.size, count, 2, limbs, n))
         primes = [*range(limbs), basis.special]
 
         def digits_of(chunk: range, digits: Float) -> Iterable[tuple[Any, ...]]:
@@ -162,7 +162,7 @@ class Evaluator(Operations[Ciphertexts]):
                     for m in (0, 1):
                         adds = m == 0 or key == keys.relinearisation
                         x = sums[c - chunk[0], r, m]
-                        yield x, rest[c, m], adds, keys.orders[key], out[c, r, m], basis.inverses, tables, q, p
+                        yield x, rest[c, m], adds, keys.orders[key], out[r, c, m], basis.inverses, tables, q, p
 
         size = max(1, SWITCHED_BYTES // ((limbs + 1) * n * 8 * (limbs + 2 * which.size)))
         for start in range(0, count, size):
@@ -190,7 +190,7 @@ class Evaluator(Operations[Ciphertexts]):
                 for m in range(x.components)
             ),
         )
-        return Ciphertexts(copy[:, :, :last], x.scale / basis.primes[last])
+        return Ciphertexts(np.ascontiguousarray(copy[:, :, :last]), x.scale / basis.primes[last])
 
     def linear(self, layer: Layer, x: Ciphertexts) -> Ciphertexts:
         return linear_layer(layer, x, self.basis)
