@@ -9,7 +9,7 @@ WHEELS := deploy/wheels/.made
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow mutation test-containers test-encoders venv lint protos data format clean
+.PHONY: demo test test-slow mutation test-containers test-encoders test-encrypted venv lint protos data format clean
 
 demo: venv ## run FEDOT on real text and real images over the real services
 	$(BIN)/veilfed demo --task vader
@@ -17,7 +17,7 @@ demo: venv ## run FEDOT on real text and real images over the real services
 	else echo "The image task was left out: its icons come as npm packages, and npm is not installed."; fi
 
 test: venv data lint ## all quick tests (about 10 minutes on 2 cores)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not containers and not encoders"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not containers and not encoders and not encrypted"
 
 test-slow: venv data ## the tests marked slow
 	$(BIN)/pytest -m slow
@@ -38,6 +38,11 @@ test-encoders: data ## models and data of other libraries (open_clip, timm, tran
 	test -x build/encoders/bin/python || $(PYTHON) -m venv build/encoders
 	build/encoders/bin/python -m pip install --quiet -c constraints-encoders.txt -e '.[oracle,aggregator,agent,study,encoders]' datasets hypothesis pytest pytest-timeout
 	build/encoders/bin/python -m pytest -m encoders tests/encoders
+
+# SEAL's own build would fetch three helper libraries, which the toolchain file turns off.
+test-encrypted: venv ## the encrypted engine against SEAL; builds Pyfhel, some minutes once
+	CMAKE_TOOLCHAIN_FILE=$(CURDIR)/deploy/seal.cmake $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[encrypted]'
+	$(BIN)/pytest -m encrypted tests/encrypted
 
 mutation: venv data ## small faults in fold, gates, rounds and ledger: which tests notice (hours; MUTANTS=16 for a sample)
 	test -x build/mutation/bin/cosmic-ray || { $(PYTHON) -m venv build/mutation && build/mutation/bin/pip install --quiet cosmic-ray==8.7.0; }

@@ -77,7 +77,7 @@ def read_evaluation_keys(
     orders[-1] = np.arange(n)
     # A key of the automorphism by an odd element e is in slot (e - 1) / 2.
     wanted = {(galois_element(step, n) - 1) // 2: number for number, step in enumerate(steps)}
-    for slot, digits in _switching_keys(memoryview(rotations)):
+    for slot, digits in _switching_keys(memoryview(rotations)) if steps else ():
         if slot in wanted:
             number = wanted.pop(slot)
             orders[number] = order = galois_order(steps[number], n)

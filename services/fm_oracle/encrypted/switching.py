@@ -26,7 +26,7 @@ def fit(bits: int) -> int:
 
 
 @njit(inline="always", cache=True)
-def _start(terms: int) -> float:
+def _start(terms: int) -> Any:
     """What `high` starts from: it stays in one binade, so each addition to it rounds to the same power of two."""
     return 1.5 * 2.0 ** (105.0 - np.ceil(np.log2(terms)))
 

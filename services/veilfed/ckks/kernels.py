@@ -59,7 +59,7 @@ def rint(typing_context: Any, a: Any) -> Any:
 
 
 @njit(inline="always", cache=True)
-def multiply(a: float, b: float, q: float, p: float) -> float:
+def multiply(a: float, b: float, q: float, p: float) -> Any:
     """a * b modulo q, balanced up to rounding of the quotient."""
     high = a * b
     low = fma(a, b, -high)
@@ -67,7 +67,7 @@ def multiply(a: float, b: float, q: float, p: float) -> float:
 
 
 @njit(inline="always", cache=True)
-def reduce(a: float, q: float, p: float) -> float:
+def reduce(a: float, q: float, p: float) -> Any:
     """a modulo q, balanced."""
     return fma(-rint(a * p), q, a)
 

@@ -51,4 +51,5 @@ def galois_order(step: int, n: int) -> NDArray[np.int32]:
     index = seal_index(n)
     position = np.empty(n, dtype=np.int64)
     position[index] = np.arange(n)
-    return position[table[index]].astype(np.int32)
+    order: NDArray[np.int32] = position[table[index]].astype(np.int32)
+    return order

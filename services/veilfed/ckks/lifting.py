@@ -60,7 +60,7 @@ def _mixed_radix(values: Any, digits: Any, inverses: Any, tables: Any, q: Any, p
 
 @njit(nogil=True, cache=True)
 def _modulo_power(digits: Any, shift: int, whole: Any, out: Any) -> None:
-    """The integers modulo 2^shift, not negative; `whole[i]` is prime i modulo it. That 64-bit products wrap is no harm."""
+    """The integers modulo 2^shift, not negative; `whole[i]` is prime i modulo it. Products may wrap at 2^64."""
     low, n = digits.shape
     mask = (1 << shift) - 1
     for k in range(n):

@@ -55,7 +55,8 @@ class Stream:
         drawn = self.words(n)
         ones = np.uint64((1 << NOISE_BITS) - 1)
         first, second = drawn & ones, (drawn >> np.uint64(NOISE_BITS)) & ones
-        return np.bitwise_count(first).astype(np.int64) - np.bitwise_count(second).astype(np.int64)
+        difference: NDArray[np.int64] = np.bitwise_count(first).astype(np.int64) - np.bitwise_count(second)
+        return difference
 
 
 def uniform(basis: Basis, limbs: int, key: bytes | None = None, nonce: int = 0) -> Float:

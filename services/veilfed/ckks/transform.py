@@ -20,12 +20,12 @@ Float = NDArray[np.float64]
 
 
 @njit(inline="always", cache=True)
-def _same(twiddles: Any, j: int) -> float:
+def _same(twiddles: Any, j: int) -> Any:
     return twiddles
 
 
 @njit(inline="always", cache=True)
-def _each(twiddles: Any, j: int) -> float:
+def _each(twiddles: Any, j: int) -> Any:
     return twiddles[j]
 
 

@@ -1,0 +1,51 @@
+"""A block's plan, and its arithmetic on plain slots against the formulas."""
+
+import numpy as np
+import pytest
+
+from fm_oracle.encrypted.plan import Planner, Shape
+from tests.support.blocks import CHANNELS, HEADS, PADDING_SCALE, PARAMETERS, SCALE, Case, make_case, on_plain_slots
+from veilfed.ckks.parameters import Parameters
+from veilfed.errors import VeilfedError
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return make_case()
+
+
+def planned(case: Case, parameters: Parameters) -> Planner:
+    planner, limbs = Planner(parameters), parameters.limbs
+    x, mask = Shape(CHANNELS, SCALE, limbs), Shape(1, SCALE, limbs)
+    made = case.block(x, mask, Shape(1, PADDING_SCALE, limbs), planner)
+    assert (len(made), made.scale, made.limbs, made.components) == (CHANNELS, SCALE, limbs, 2)
+    return planner
+
+
+def test_the_arithmetic_is_that_of_the_formulas(case: Case) -> None:
+    found = on_plain_slots(case)
+    assert (found.scale, found.limbs) == (SCALE, PARAMETERS.limbs)
+    # What is left is the rounding of the weights, and what Goldschmidt and Newton leave.
+    error = np.abs(found.values.reshape(case.x.shape) - case.expected)
+    assert error.max() < 1e-2 * np.abs(case.expected).max()
+    assert not found.values.reshape(case.x.shape)[:, case.mask == 0].any()
+
+
+def test_a_plan_has_every_phase(case: Case) -> None:
+    rows = [row for row in planned(case, PARAMETERS).rows if row.work]
+    assert [row.phase for row in rows] == [
+        "first norm",
+        "queries, keys, values",
+        *(f"head {head + 1}: {part}" for head in range(HEADS) for part in ("scores", "exponential", "sums")),
+        "softmax",
+        "output",
+        "second norm",
+        "hidden layer",
+        "back",
+    ]
+    assert all(row.limbs >= case.block.lowest for row in rows)
+
+
+def test_parameters_without_enough_levels_are_refused_by_the_plan(case: Case) -> None:
+    with pytest.raises(VeilfedError, match=r"limbs|does not hide|level"):
+        planned(case, Parameters(14, (48, *[36] * 5), 48, 36))
