@@ -1,10 +1,10 @@
 """What an agent can learn from the ciphertexts that it gets: attacks, with controls that succeed."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from client_agent.encrypted.vault import Vault
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
@@ -98,5 +98,14 @@ def uniformity(bench: Bench, polynomials: Any) -> float:
             bench.basis.inverse(values[limb].copy(), limb, coefficients)
             share = coefficients / bench.basis.q[limb] + 0.5
             counts = np.bincount(np.minimum((share * BINS).astype(int), BINS - 1), minlength=BINS)
-            found.append(float(chisquare(counts).pvalue))
+            found.append(chance(counts))
     return min(found)
+
+
+def chance(counts: Any) -> float:
+    """The p of a chi-square test that these are uniform (Wilson and Hilferty, 1931)."""
+    expected, freedom = counts.mean(), len(counts) - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    width = 2 / (9 * freedom)
+    deviation = ((statistic / freedom) ** (1 / 3) - (1 - width)) / math.sqrt(width)
+    return math.erfc(deviation / math.sqrt(2)) / 2

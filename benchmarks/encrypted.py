@@ -1,0 +1,245 @@
+"""Encrypted transformer blocks: seconds per token and block, and one linear layer against Pyfhel and TenSEAL.
+
+    python -m benchmarks.encrypted --json FILE
+
+Needs the extra `encrypted` (and TenSEAL for its ratio). A block has random weights and inputs; its result is compared
+with the same arithmetic on plain slots. Times are of both parties together, in one process, after the compiled kernels
+were made by a small block; tokens are real ones, padding is not counted.
+"""
+
+import argparse
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from Pyfhel import Pyfhel
+
+from client_agent.encrypted.vault import Vault
+from fm_oracle.encrypted.attention import Diagonals
+from fm_oracle.encrypted.block import Block, Ranges, Weights
+from fm_oracle.encrypted.ciphertexts import Ciphertexts
+from fm_oracle.encrypted.evaluator import Evaluator
+from fm_oracle.encrypted.linear import linear_layer
+from fm_oracle.encrypted.operations import Layer, Real
+from fm_oracle.encrypted.plain import PlainEvaluator, Slots
+from veilfed.ckks.basis import Basis
+from veilfed.ckks.parameters import Parameters
+from veilfed.ckks.sampling import SEED_BYTES, uniform
+
+PARAMETERS = Parameters(14, (48, *[36] * 9), 48, 36)
+SCALE, PADDING_SCALE = 2.0**36, 2.0**24
+TOKENS, REAL_TOKENS, BABY = 64, 50, 16
+LINEAR_FEATURES = 384
+# Outputs of the linear layer that the peers compute: each costs them the same.
+PEER_OUTPUTS = 2
+LIMBS = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    channels: int
+    heads: int
+
+
+WARM_UP, SIZES = Size(8, 2), (Size(384, 6), Size(768, 12))
+
+
+class Followed(Evaluator):
+    """Notes the seconds of each phase."""
+
+    def start(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self._phase, self._since = "", time.perf_counter()
+
+    def phase(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._phase.split(": ")[-1]] += now - self._since  # type: ignore[assignment]
+        self._phase, self._since = name, now
+
+
+class Agent:
+    """The agent's side, with its seconds and bytes."""
+
+    def __init__(self, vault: Vault) -> None:
+        self.vault = vault
+        self.seconds = 0.0
+        self.bytes = 0
+
+    def refresh(self, masked: Any, shift: int) -> Any:
+        started = time.perf_counter()
+        fresh = self.vault.refresh(masked, shift)
+        self.seconds += time.perf_counter() - started
+        self.bytes += wire_bytes(len(masked), 2, masked.shape[2]) + wire_bytes(len(fresh), 1, fresh.shape[2])
+        return fresh
+
+
+def wire_bytes(count: int, components: int, limbs: int) -> int:
+    """Residues packed to the bits of their primes; a fresh ciphertext's second component is a seed."""
+    bits = sum(PARAMETERS.primes[limb].bit_length() for limb in range(limbs))
+    return count * (components * bits * PARAMETERS.n // 8 + SEED_BYTES)
+
+
+def random_block(size: Size, diagonals: Diagonals, random: np.random.Generator) -> Block:
+    d = size.channels
+
+    def layer(out: int, fan_in: int, factor: float) -> Real:
+        return np.asarray(random.standard_normal((out, fan_in + 1)) * factor / np.sqrt(fan_in))
+
+    def centred(weights: Real) -> Real:
+        return np.asarray(weights - weights.mean(axis=0))
+
+    # Scores of about 0.2: products of d / heads pairs of queries and keys.
+    qkv = layer(3 * d, d, 0.45 * (d / size.heads) ** -0.25)
+    weights = Weights(qkv, centred(layer(d, d, 1)), layer(4 * d, d, 1), centred(layer(d, 4 * d, 1)) / 8)
+    ranges = Ranges(64.0, 32.0, 8.0, (20.0, 160.0), (0.3, 3.0), (0.3, 4.0))
+    return Block(weights, ranges, size.heads, diagonals)
+
+
+def encrypted(agent: Agent, basis: Basis, slots: Real, scale: float) -> Ciphertexts:
+    seed = secrets.token_bytes(SEED_BYTES)
+    polynomials = np.stack([agent.vault.encode(row * (scale / SCALE)) for row in slots])
+    first = agent.vault.encrypt(polynomials, seed)
+    second = np.stack([uniform(basis, PARAMETERS.limbs, seed, number) for number in range(len(slots))])
+    agent.bytes += wire_bytes(len(slots), 1, PARAMETERS.limbs)
+    return Ciphertexts(np.stack([first, second], axis=1), scale)
+
+
+def measured(size: Size, cores: int) -> dict[str, Any]:
+    """One block on a full batch."""
+    random = np.random.default_rng(0)
+    diagonals = Diagonals(TOKENS, PARAMETERS.slots // TOKENS, BABY)
+    samples, d = diagonals.samples, size.channels
+    block = random_block(size, diagonals, random)
+    basis = Basis(PARAMETERS, threads=cores)
+    agent = Agent(Vault(basis, diagonals.steps))
+    evaluator = Followed(basis, agent.vault.evaluation_keys(), agent.vault.public_key(), agent.refresh)
+    mask = np.zeros((TOKENS, samples))
+    mask[:REAL_TOKENS] = 1
+    x = random.standard_normal((d, TOKENS, samples))
+    x = (x - x.mean(axis=0)) * mask
+    inputs = [
+        (x.reshape(d, -1), SCALE),
+        (mask.reshape(1, -1), SCALE),
+        (np.full((1, PARAMETERS.slots), float(TOKENS - REAL_TOKENS)), PADDING_SCALE),
+    ]
+    started = time.perf_counter()
+    batches = [encrypted(agent, basis, slots, scale) for slots, scale in inputs]
+    encrypting = time.perf_counter() - started
+    started = time.perf_counter()
+    evaluator.start()
+    found = block(batches[0], batches[1], batches[2], evaluator)
+    evaluator.phase("")
+    seconds = time.perf_counter() - started
+    on_slots = [Slots(slots, scale, PARAMETERS.limbs) for slots, scale in inputs]
+    plain = block(on_slots[0], on_slots[1], on_slots[2], PlainEvaluator(PARAMETERS))
+    some = range(0, d, max(1, d // 16))
+    opened = np.stack([agent.vault.decrypt_by_seal(found.values[c], found.scale) for c in some])
+    basis.close()
+    return {
+        "d": d,
+        "heads": size.heads,
+        "tokens": REAL_TOKENS,
+        "batch": samples,
+        "logN": PARAMETERS.log_n,
+        "log_q": PARAMETERS.log_modulus,
+        "security_bits": 128,
+        "cores": cores,
+        "seconds": seconds,
+        "s_per_sample_block": seconds / samples,
+        "s_per_token_block": seconds / samples / REAL_TOKENS,
+        "agent_seconds": agent.seconds,
+        "encrypt_seconds": encrypting,
+        "bytes_per_sample_block": agent.bytes / samples,
+        "max_error": float(np.abs(opened - plain.values[list(some)]).max()),
+        "range": float(np.abs(plain.values).max()),
+        "phases": {name: round(value, 2) for name, value in evaluator.seconds.items() if name},
+    }
+
+
+def linear_ours(random: np.random.Generator, cores: int) -> float:
+    """Seconds of one layer on LIMBS limbs."""
+    basis = Basis(PARAMETERS, threads=cores)
+    layer = Layer.rounded(random.standard_normal((LINEAR_FEATURES, LINEAR_FEATURES)) / 20, 2.0**12)
+    values = np.rint(random.uniform(-(2.0**34), 2.0**34, (LINEAR_FEATURES, 2, LIMBS, basis.n)))
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        linear_layer(layer, Ciphertexts(values, SCALE), basis)
+        seconds.append(time.perf_counter() - started)
+    basis.close()
+    return min(seconds)
+
+
+def linear_pyfhel(random: np.random.Generator) -> float:
+    """Seconds that Pyfhel's products with plaintexts and sums would need, from a few outputs; encoding not counted."""
+    context = Pyfhel()
+    bits = [48, *[36] * (LIMBS - 1), 48]
+    context.contextGen(scheme="ckks", n=PARAMETERS.n, scale=SCALE, qi_sizes=bits)
+    context.keyGen()
+    inputs = [context.encrypt(random.uniform(-1, 1, PARAMETERS.slots)) for _ in range(LINEAR_FEATURES)]
+    weights = [context.encode(np.full(PARAMETERS.slots, value)) for value in random.standard_normal(LINEAR_FEATURES)]
+    started = time.perf_counter()
+    for _ in range(PEER_OUTPUTS):
+        total = None
+        for ciphertext, weight in zip(inputs, weights, strict=True):
+            product = context.multiply_plain(ciphertext, weight, in_new_ctxt=True)
+            total = product if total is None else context.add(total, product)
+    return (time.perf_counter() - started) * LINEAR_FEATURES / PEER_OUTPUTS
+
+
+def linear_tenseal(random: np.random.Generator) -> float | None:
+    """The same with TenSEAL; None where it is not installed."""
+    try:
+        import tenseal  # noqa: PLC0415  not a dependency
+    except ImportError:
+        return None
+    bits = [48, *[36] * (LIMBS - 1), 48]
+    context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, PARAMETERS.n, coeff_mod_bit_sizes=bits)
+    context.global_scale = SCALE
+    context.auto_rescale = False
+    inputs = [
+        tenseal.ckks_vector(context, random.uniform(-1, 1, PARAMETERS.slots).tolist()) for _ in range(LINEAR_FEATURES)
+    ]
+    weights = [
+        tenseal.plain_tensor([float(value)] * PARAMETERS.slots) for value in random.standard_normal(LINEAR_FEATURES)
+    ]
+    started = time.perf_counter()
+    for _ in range(PEER_OUTPUTS):
+        total = None
+        for ciphertext, weight in zip(inputs, weights, strict=True):
+            product = ciphertext * weight
+            total = product if total is None else total + product
+    return (time.perf_counter() - started) * LINEAR_FEATURES / PEER_OUTPUTS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--channels", type=int, nargs="*", help="of the sizes, only these")
+    arguments = parser.parse_args()
+    cores, random = os.cpu_count() or 1, np.random.default_rng(1)
+    measured(WARM_UP, cores)
+    ours, pyfhel, tenseal = linear_ours(random, cores), linear_pyfhel(random), linear_tenseal(random)
+    found: dict[str, Any] = {
+        "linear_seconds": ours,
+        "linear_ratio_pyfhel": pyfhel / ours,
+        "linear_ratio_tenseal": None if tenseal is None else tenseal / ours,
+        "rows": [],
+    }
+    for size in SIZES:
+        if arguments.channels is None or size.channels in arguments.channels:
+            found["rows"].append(measured(size, cores))
+    text = json.dumps(found, indent=2)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
