@@ -9,7 +9,10 @@ from fm_oracle.encrypted.operations import Layer, Operations
 from veilfed.ckks.parameters import Parameters
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Planner", "Row", "Shape"]
+__all__ = ["Planner", "Row", "Shape", "markdown"]
+
+
+WORK = ("transforms", "products", "multiply_adds", "refreshed")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,25 @@ class Planner(Operations[Shape]):
         self.hidden(x, largest)
         out = replace(x, scale=x.scale / 2**shift, limbs=self.parameters.limbs)
         return self._done(out, refreshed=x.count)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table of the phases; those of all heads together."""
+    merged: dict[str, Row] = {}
+    for row in rows:
+        if row.work:
+            name = row.phase.split(": ")[-1]
+            same = merged.setdefault(name, Row(name))
+            same.limbs, same.scale_bits = row.limbs, row.scale_bits
+            same.work.update(row.work)
+    lines = [
+        "| phase | limbs at its end | log2 of the scale | transforms | products | multiply-adds | refreshed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in merged.values():
+        work = " | ".join(f"{row.work[kind]:,}" for kind in WORK)
+        lines.append(f"| {row.phase} | {row.limbs} | {row.scale_bits:.1f} | {work} |")
+    return "\n".join(lines)
 
 
 def _switching(limbs: int, count: int, keys: int) -> dict[str, int]:
