@@ -111,7 +111,9 @@ class Prompting:
         async with self._features.oracle(strategy.dimension) as (samples, oracle):
             oracle.check_prompts(strategy.prompt_width, gradients=strategy.tuning == "gradients")
             sha256 = self._order.model_sha256
-            await tune(tuner, oracle, samples, rows.train, self._folder, sha256, arithmetic, cancelled)
+            # The samples are embedded again with what is found, in this round or the next.
+            after = len(rows.train)
+            await tune(tuner, oracle, samples, rows.train, self._folder, sha256, arithmetic, cancelled, after)
         return tuner.prompts
 
     async def _evaluating(self, model: Arrays, rows: _Rows) -> Prepared:

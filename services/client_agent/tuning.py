@@ -40,17 +40,19 @@ async def tune(
     model_sha256: str,
     arithmetic: Executor,
     cancelled: Callable[[], bool],
+    queries_after: int = 0,
 ) -> None:
     """Takes `tuner`, of the samples `rows`, to its end, from where `folder` says that it stands.
 
-    Raises VeilfedError: QUOTA_EXCEEDED before anything is asked, where the oracle's quota is too small for the rest;
-    CANCELLED; what the oracle, the gate or the tuner say.
+    Raises VeilfedError: QUOTA_EXCEEDED before anything is asked, where the oracle's quota is too small for the rest and
+    for `queries_after`, without which it would be for nothing; CANCELLED; what the oracle, the gate or the tuner say.
     """
     loop = asyncio.get_running_loop()
     kept = await asyncio.to_thread(folder.tuning, model_sha256)
     if kept is not None:
         tuner.resume(kept, f"job {folder.job_id}: where the tuning of prompts stands")
-    _check_quota(oracle, tuner.queries_left)
+    if not tuner.done:  # else those after it may have been answered already
+        _check_quota(oracle, tuner.queries_left + queries_after)
     saved = told = time.monotonic()
     while not tuner.done:
         if cancelled():
@@ -73,7 +75,8 @@ def _check_quota(oracle: OracleClient, queries: int) -> None:
     if card.HasField("quota_left") and card.quota_left < queries:
         raise VeilfedError(
             Code.QUOTA_EXCEEDED,
-            f"the tuning of prompts needs {queries} more embeddings of the oracle, whose quota has {card.quota_left}",
+            f"the tuning of prompts and what follows needs {queries} more embeddings; the oracle's quota has"
+            f" {card.quota_left}",
         )
 
 

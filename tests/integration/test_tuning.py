@@ -90,9 +90,10 @@ async def test_a_tuning_that_is_stopped_or_too_large(federation: Federation, tmp
         agent(running, tmp_path) as client,
     ):
         with ThreadPoolExecutor(1) as arithmetic:
-            for epochs, stopped, code in ((1, True, Code.CANCELLED), (3, False, Code.QUOTA_EXCEEDED)):
+            exceeded = Code.QUOTA_EXCEEDED
+            for epochs, after, stopped, code in ((2, 20, True, Code.CANCELLED), (2, 21, False, exceeded)):
                 tuner = Tuner(spec(**{**KINDS["gradients"], "epochs": epochs}), first, labels, head)
                 with pytest.raises(VeilfedError) as caught:
-                    await tune(tuner, client, samples, rows, folder, "a" * 64, arithmetic, lambda: stopped)  # noqa: B023
+                    await tune(tuner, client, samples, rows, folder, "a" * 64, arithmetic, lambda: stopped, after)  # noqa: B023
                 assert caught.value.code is code
         assert (await (await running.client()).describe()).quota_left == 100
