@@ -7,6 +7,7 @@
     state/jobs/ID/approval.json  the consent, bound to that specification
     state/jobs/ID/round-R.bin    a finished task: what is sent, and the private state after it
     state/jobs/ID/tuning.bin     where a tuning of prompts stands
+    state/jobs/ID/sent.bin       of a job in which something is sent once: what that is
 
 A finished task is one file that is there whole or not at all. Round r starts from the newest state of an earlier
 round, never from its own result, and its file answers the same task again with the same bytes.
@@ -218,6 +219,21 @@ class JobFolder:
         """Where the tuning from this model stands; None where there is none. Raises VeilfedError(FILE_UNUSABLE)."""
         known, _, data = (self._read(TUNING) or b"").partition(b"\n")
         return data if known == model_sha256.encode() else None
+
+    def sent(self) -> bytes | None:
+        """What was kept by `keep_sent`, or None. Raises VeilfedError(STATE_CORRUPT)."""
+        data = self._read("sent.bin")
+        if data is None:
+            return None
+        body = data[_DIGEST_BYTES:]
+        if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
+            raise VeilfedError(Code.STATE_CORRUPT, f"{self.path / 'sent.bin'}: not whole")
+        return body
+
+    def keep_sent(self, update: bytes) -> None:
+        """Keeps the update of a job that gets one from this institution, however often it asks."""
+        _make_folder(self.path)
+        write_atomic(self.path / "sent.bin", hashlib.sha256(update).digest() + update)
 
     def purge(self) -> None:
         """Removes everything of this job; what a kill leaves over is removed at the next start."""

@@ -126,10 +126,16 @@ def perform(
     if order.train:
         if trainer is None:
             raise VeilfedError(Code.TASK_INVALID, "the job's cohort does not list this institution for training")
-        started = time.monotonic()
-        trained, new = trainer.train(model, state, order.round, cancelled)
-        log.info("trained", job=folder.job_id, round=order.round, seconds=round(time.monotonic() - started, 4))
-        update, after = map_bytes(trained), new.to_bytes() if new else b""
+        kept = folder.sent() if method.sends_once else None
+        if kept is not None:
+            update = kept
+        else:
+            started = time.monotonic()
+            trained, new = trainer.train(model, state, order.round, cancelled)
+            log.info("trained", job=folder.job_id, round=order.round, seconds=round(time.monotonic() - started, 4))
+            update, after = map_bytes(trained), new.to_bytes() if new else b""
+            if method.sends_once:
+                folder.keep_sent(update)
         weight = method.update_weight(prepared.train_samples)
     elif not evaluations:
         raise VeilfedError(Code.POLICY_DENIED, "the test split is too small for its counts to be given out")

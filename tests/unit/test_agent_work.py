@@ -187,3 +187,42 @@ def test_delays_grow_to_the_cap() -> None:
         assert bound / 2 <= step <= bound
     delays.reset()
     assert delays.delay() <= 1.0
+
+
+def analytic(seed: int) -> Prepared:
+    document = {
+        "name": "small",
+        "strategy": {"name": "afl", "classes": ["a", "b"], "dimension": D},
+        "cohort": {"train": ["north"]},
+        "rounds": 1,
+        "quorum": 1,
+    }
+    labels = ["a", "b"] * 20
+    features = np.random.default_rng(seed).standard_normal((40, D)).astype(np.float32)
+    samples = Samples("text", [str(n) for n in range(40)], labels, [str(n) for n in range(40)])
+    return prepare(JobSpec.model_validate(document), "north", samples, features, 0.4, POLICY)
+
+
+def solved(number: int, train: bool) -> Order:
+    model = map_bytes({"classifier": np.random.default_rng(number).standard_normal((2, D))})
+    return Order(number, train, model, digest(model))
+
+
+def test_statistics_are_sent_once_whatever_the_data_become(folder: JobFolder) -> None:
+    first = perform(analytic(0), folder, solved(0, True), POLICY, never)
+    assert {name: array.dtype for name, array in parse_map(first.update).items()} == {
+        "counts": np.dtype(np.int64),
+        "cross": np.dtype(np.float64),
+        "gram": np.dtype(np.float64),
+    }
+    assert (first.weight, first.state, first.evaluations) == (1.0, b"", ())
+    for number in (1, 3):
+        evaluated = perform(analytic(0), folder, solved(number, False), POLICY, never)
+        assert ([counts.name for counts in evaluated.evaluations], evaluated.update) == (["global"], b"")
+    again = perform(analytic(1), folder, solved(4, True), POLICY, never)
+    assert (again.update, again.weight) == (first.update, 1.0)
+    (folder.path / "sent.bin").write_bytes((folder.path / "sent.bin").read_bytes()[:-1])
+    refused(Code.STATE_CORRUPT, lambda: perform(analytic(1), folder, solved(6, True), POLICY, never))
+    folder.purge()
+    fresh = perform(analytic(1), folder, solved(6, True), POLICY, never)
+    assert fresh.update != first.update

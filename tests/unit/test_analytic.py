@@ -1,6 +1,7 @@
 """AFL and FedCGS from statistics: equal to the solution on all samples at once, for any partition and order."""
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from aggregator.solve.ridge import Spectrum
 from aggregator.solve.statistics import Statistics
 from tests.support.analytic import analytic, difference, normalised, pool, ridge, sums
 from veilfed.errors import Code, VeilfedError
-from veilfed.wire.tensors import Arrays, map_bytes
+from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 
 EPS = float(np.finfo(np.float64).eps)
 K = 4
@@ -255,3 +256,16 @@ def test_a_gaussian_of_one_class_has_its_weights() -> None:
     assert solution.weights[:, 0].any()
     assert not solution.weights[:, 1:].any()
     assert not solution.biases[1:].any()
+
+
+def test_the_memory_of_a_fold_does_not_grow_with_the_institutions() -> None:
+    (update,) = sums(pool(200, 64, K), 64, K, [np.arange(200)])
+    coordinator, peaks = analytic(64, K), []
+    fold(coordinator, [update])
+    for count in (2, 40):
+        data = [map_bytes(update)] * count
+        tracemalloc.start()
+        coordinator.fold(((1.0, parse_map(bytes(bytearray(item)))) for item in data), dict)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + len(data[0])

@@ -22,6 +22,9 @@ __all__ = ["Fedopal", "Tuned"]
 class Fedopal(Analytic[FedopalStrategy]):
     """What an institution has of its own is its prompts; it sends them, and keeps them to classify with."""
 
+    # A turn may have two rounds, whose updates differ.
+    sends_once = False
+
     @property
     def private_shapes(self) -> Shapes:
         return {PROMPTS: self.strategy.prompts_shape}

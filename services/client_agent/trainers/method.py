@@ -31,6 +31,8 @@ class Method(Generic[Spec]):
 
     # Whether the model that a round starts from is evaluated before it is trained.
     evaluates_first = True
+    # Whether a job gets one update from an institution: asked again, it sends the same, whatever its data are by then.
+    sends_once = False
 
     def __init__(self, strategy: Spec) -> None:
         self.strategy = strategy

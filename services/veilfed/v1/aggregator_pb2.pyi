@@ -892,7 +892,7 @@ class ClientRound(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     institution: _builtins.str
     state: _builtins.str
-    """"waiting", "leased", "done", "excluded" or "missing"."""
+    """"waiting", "leased", "done", "excluded", "missing" or "forgotten"."""
     code: _builtins.str
     """Code and reason of an exclusion."""
     reason: _builtins.str
