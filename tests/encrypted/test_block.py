@@ -28,8 +28,9 @@ def encrypted(vault: Vault, slots: Real, scale: float) -> Ciphertexts:
     return Ciphertexts(np.stack([vault.encrypt_by_seal(row * smaller)[0] for row in slots]), scale)
 
 
-def test_ciphertexts_agree_with_plain_slots() -> None:
-    case = make_case()
+@pytest.mark.parametrize("post", [False, True], ids=["pre", "post"])
+def test_ciphertexts_agree_with_plain_slots(post: bool) -> None:
+    case = make_case(post)
     basis = Basis(PARAMETERS, threads=2)
     vault = Vault(basis, DIAGONALS.steps)
     evaluator = Evaluator(basis, vault.evaluation_keys(), vault.public_key(), vault.refresh)

@@ -38,57 +38,80 @@ def taylor(x: Real) -> Real:
     return np.asarray(sum(x**k / math.factorial(k) for k in range(7)))
 
 
-def make_case() -> Case:
+def make_case(post: bool = False) -> Case:
     random = np.random.default_rng(11)
 
     def layer(out: int, fan_in: int, size: float = 1.0) -> Real:
         return np.asarray(random.standard_normal((out, fan_in + 1)) * size / np.sqrt(fan_in))
 
-    qkv = layer(3 * CHANNELS, CHANNELS, 0.3)
-    output, hidden, back = layer(CHANNELS, CHANNELS), layer(HIDDEN, CHANNELS), layer(CHANNELS, HIDDEN)
+    made = Formulas(
+        layer(3 * CHANNELS, CHANNELS, 0.3),
+        layer(CHANNELS, CHANNELS),
+        layer(HIDDEN, CHANNELS),
+        layer(CHANNELS, HIDDEN),
+        random.uniform(0.5, 1.5, (2, CHANNELS)) if post else None,
+    )
     lengths = random.integers(2, DIAGONALS.tokens + 1, DIAGONALS.samples)
     mask = (np.arange(DIAGONALS.tokens)[:, None] < lengths).astype(np.float64)
     x = centred(random.standard_normal((CHANNELS, DIAGONALS.tokens, DIAGONALS.samples))) * mask
-    found: dict[str, list[Real]] = {"variance": [], "sum": []}
-    expected = plain_block(x, mask, qkv, centred(output), hidden, centred(back), found)
-    folded_hidden = hidden.copy()
-    folded_hidden[:, -1] += 1
-    folded_back = centred(back)
-    folded_back[:, -1] += 3 / 8 * folded_back[:, :-1].sum(axis=1)
-    folded_back[:, :-1] /= 8
-    variances = [(float(v.min()) * 0.9, float(v.max()) * 1.1) for v in found["variance"]]
-    sums = (float(min(s.min() for s in found["sum"])), float(max(s.max() for s in found["sum"])))
-    ranges = Ranges(32.0, 16.0, 8.0, sums, variances[0], variances[1])
-    weights = Weights(qkv, centred(output), folded_hidden, folded_back)
-    return Case(Block(weights, ranges, HEADS, DIAGONALS, EPSILON), x, mask, expected)
+    expected = made(x, mask)
+    return Case(Block(made.weights, made.ranges, HEADS, DIAGONALS, EPSILON), x, mask, expected)
 
 
-def plain_block(
-    x: Real, mask: Real, qkv: Real, output: Real, hidden: Real, back: Real, found: dict[str, list[Real]]
-) -> Real:
-    """The formulas, sample by sample of [channels, tokens, samples]; notes the ranges that occur."""
-    real = mask > 0
+class Formulas:
+    """The block as it is written, on [channels, tokens, samples]; notes the ranges that occur."""
 
-    def apply(layer: Real, values: Real) -> Real:
-        return np.asarray(np.einsum("oc,ctb->otb", layer[:, :-1], values) + layer[:, -1, None, None])
+    def __init__(self, qkv: Real, output: Real, hidden: Real, back: Real, gains: Real | None) -> None:
+        self.qkv, self.output, self.hidden, self.back, self.gains = qkv, output, hidden, back, gains
+        self.variances: list[Real] = []
+        self.sums: list[Real] = []
 
-    def norm(values: Real) -> Real:
+    @property
+    def weights(self) -> Weights:
+        """As the engine takes them."""
+        hidden, back = self.hidden.copy(), centred(self.back)
+        hidden[:, -1] += 1
+        back[:, -1] += 3 / 8 * back[:, :-1].sum(axis=1)
+        back[:, :-1] /= 8
+        return Weights(self.qkv, centred(self.output), hidden, back, self.gains)
+
+    @property
+    def ranges(self) -> Ranges:
+        first, second = ((float(v.min()) * 0.9, float(v.max()) * 1.1) for v in self.variances)
+        sums = (float(min(s.min() for s in self.sums)), float(max(s.max() for s in self.sums)))
+        return Ranges(32.0, 16.0, 8.0, sums, first, second)
+
+    def __call__(self, x: Real, mask: Real) -> Real:
+        if self.gains is None:
+            h = x + centred(self.attention(self.norm(x, mask), mask))
+            return np.asarray(h + centred(self.feed_forward(self.norm(h, mask), mask)))
+        before, between = self.gains[:, :, None, None]
+        h = self.norm(centred(before * x + self.attention(x, mask)), mask)
+        return self.norm(centred(between * h + self.feed_forward(h, mask)), mask)
+
+    def apply(self, layer: Real, values: Real, mask: Real) -> Real:
+        return np.asarray((np.einsum("oc,ctb->otb", layer[:, :-1], values) + layer[:, -1, None, None]) * mask)
+
+    def norm(self, values: Real, mask: Real) -> Real:
         variance = (values**2).mean(axis=0)
-        found["variance"].append(variance[real] + EPSILON)
+        self.variances.append(variance[mask > 0] + EPSILON)
         return np.asarray(values / np.sqrt(variance + EPSILON))
 
-    q, k, v = np.split(apply(qkv, norm(x)) * mask, 3)
-    size = CHANNELS // HEADS
-    attended = np.empty_like(x)
-    for head in range(HEADS):
-        part = slice(head * size, (head + 1) * size)
-        weights = taylor(np.einsum("ctb,csb->tsb", q[part], k[part])) * mask[None]
-        sums = weights.sum(axis=1)
-        found["sum"].append(sums[real])
-        attended[part] = np.einsum("tsb,csb->ctb", weights, v[part]) / sums
-    h = x + apply(output, attended) * mask
-    z = apply(hidden, norm(h))
-    return np.asarray((h + apply(back, 0.125 * z**2 + 0.25 * z + 0.5)) * mask)
+    def attention(self, x: Real, mask: Real) -> Real:
+        q, k, v = np.split(self.apply(self.qkv, x, mask), 3)
+        size = CHANNELS // HEADS
+        attended = np.empty_like(x)
+        for head in range(HEADS):
+            part = slice(head * size, (head + 1) * size)
+            weights = taylor(np.einsum("ctb,csb->tsb", q[part], k[part])) * mask[None]
+            sums = weights.sum(axis=1)
+            self.sums.append(sums[mask > 0])
+            attended[part] = np.einsum("tsb,csb->ctb", weights, v[part]) / sums
+        return self.apply(self.output, attended, mask)
+
+    def feed_forward(self, x: Real, mask: Real) -> Real:
+        z = self.apply(self.hidden, x, mask)
+        return self.apply(self.back, 0.125 * z**2 + 0.25 * z + 0.5, mask)
 
 
 def flat(values: Real) -> Real:

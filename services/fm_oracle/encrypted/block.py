@@ -1,10 +1,12 @@
-"""A transformer block of an FHE-friendly student, pre-normalised as in ViT: what it computes, once for all parties.
+"""A transformer block of an FHE-friendly student: what it computes, once for all parties. n is normalisation.
 
-    h = x + W_o attention(norm(x)) + b_o,   y = h + W_2 quad(W_1 norm(h) + b_1) + b_2,   quad(z) = (z + 1)^2 / 8 + 3/8
+    pre-normalised (ViT):    h = x + attention(n x),        y = h + feed_forward(n h)
+    post-normalised (BERT):  h = n (g x + attention(x)),    y = n (g' h + feed_forward(h))
 
-(BlindFed, section 4.1: quad is 0.125 z^2 + 0.25 z + 0.5.) A batch has d channels in d ciphertexts. With them come the
-mask, 1 in the slots of real tokens and 0 in those of padding, and the number of padded tokens of each sample: both
-encrypted, so that the oracle learns no lengths. Channels are 0 in padded slots, before a block and after it.
+feed_forward(z) = W_2 quad(W_1 z + b_1) + b_2 with quad(z) = 0.125 z^2 + 0.25 z + 0.5 = (z + 1)^2 / 8 + 3/8 (BlindFed,
+section 4.1). A batch has d channels in d ciphertexts. With them come the mask, 1 in the slots of real tokens and 0 in
+those of padding, and the number of padded tokens of each sample: both encrypted, so that the oracle learns no lengths.
+Channels are 0 in padded slots, before a block and after it, and have mean zero over channels.
 """
 
 import math
@@ -27,15 +29,17 @@ GOLDSCHMIDT_DEGREE = 7
 class Weights:
     """Of a block, float64: W [out, in] with its bias [out] as one more column.
 
-    The scale and shift of normalisations, the scaling of layers, 1 / sqrt(d / heads) and the centring of what is added
+    The gain and shift of normalisations, the scaling of layers, 1 / sqrt(d / heads) and the centring of what is added
     to the stream are in them, and of quad what is linear: hidden has the 1 inside the square in its bias, back the 1/8
-    and, in its bias, the 3/8.
+    and, in its bias, the 3/8. Where a block is post-normalised, `gains` [2, d] are those of the normalisations whose
+    outputs go around its two halves, g and g'; their shifts are in the biases of output and back.
     """
 
     query_key_value: Real  # [3 d, d + 1]
     output: Real  # [d, d + 1]
     hidden: Real  # [m, d + 1]
     back: Real  # [d, m + 1]
+    gains: Real | None = None
 
 
 @dataclass(frozen=True)
@@ -64,25 +68,68 @@ class Block:
     lowest: int = 4
 
     def __call__(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
-        """The stream after the block, at the highest level and the scale of x, from the stream before it."""
-        h = self._attention(x, mask, padding, operations)
-        return self._feed_forward(h, mask, operations)
+        """The stream after the block from the stream before it.
 
-    def _attention(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
-        ranges, head = self.ranges, len(x) // self.heads
+        Pre-normalised, both are at the highest level and the parameters' scale. Post-normalised, the stream is one that
+        normalisation has left, two limbs above the lowest or higher, and its scale is its own.
+        """
+        if self.weights.gains is None:
+            h = self._around(
+                x, self._attention(self._first(x, self.lowest, operations), mask, padding, operations), operations
+            )
+            return self._around(h, self._feed_forward(self._second(h, operations), mask, operations), operations)
+        before, between = self.weights.gains
+        attended = self._attention(x.at(self.lowest), mask, padding, operations)
+        h = self._first(self._around(x, attended, operations, before), self.lowest + 2, operations)
+        fed = self._feed_forward(h, mask, operations)
+        return self._second(self._around(h, fed, operations, between), operations)
+
+    def _first(self, x: B, limbs: int, operations: Operations[B]) -> B:
         operations.phase("first norm")
-        normed = self._norm(ranges.first_variance, len(x))(x, self.lowest, operations)
+        return self._norm(self.ranges.first_variance, x, limbs, operations)
+
+    def _second(self, x: B, operations: Operations[B]) -> B:
+        operations.phase("second norm")
+        # Two more limbs than a refresh needs: for the scale of the hidden layer's squares, and what a rescale takes.
+        return self._norm(self.ranges.second_variance, x, self.lowest + 2, operations)
+
+    def _norm(self, variance: tuple[float, float], x: B, limbs: int, operations: Operations[B]) -> B:
+        return Norm(len(x), *variance, epsilon=self.epsilon, steps=self.newton)(x, limbs, operations)
+
+    def _around(self, stream: B, added: B, operations: Operations[B], gain: Real | None = None) -> B:
+        """What goes around a half of the block, and what the half adds to it: refreshed."""
+        if gain is None:
+            kept = operations.times(stream.at(added.limbs), [1.0] * len(stream), added.scale)
+        else:
+            kept = self._centred(stream.at(added.limbs), gain, added.scale, operations)
+        operations.phase("refresh")
+        scale = 2.0**operations.parameters.scale_bits
+        return operations.refresh(operations.add(added, kept), self.ranges.stream, self._shift(added, scale))
+
+    def _centred(self, x: B, gain: Real, scale: float, operations: Operations[B]) -> B:
+        """gain x minus its mean over channels, for no level: d times each less the sum, read at d times the scale."""
+        channels = len(x)
+        scaled = operations.times(x, list(gain), scale / channels)
+        total = operations.times(operations.total(scaled), [-1.0] * channels, scaled.scale)
+        difference = operations.add(operations.times(scaled, [float(channels)] * channels, scaled.scale), total)
+        return difference.read_at(scale)
+
+    def _attention(self, normed: B, mask: B, padding: B, operations: Operations[B]) -> B:
+        """W_o attention + b_o of a normalised stream at the lowest level; not refreshed."""
+        channels, ranges = len(normed), self.ranges
+        head, scale = channels // self.heads, 2.0**operations.parameters.scale_bits
         operations.phase("queries, keys, values")
-        qkv = self._layer(self.weights.query_key_value, normed, mask, x.scale, operations)
-        qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, x.scale))
+        qkv = self._layer(self.weights.query_key_value, normed, mask, operations)
+        qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, scale))
         weighted, sums = [], []
         for number in range(self.heads):
-            q, k, v = (qkv[part * len(x) + number * head : part * len(x) + (number + 1) * head] for part in range(3))
+            first = number * head
+            q, k, v = (qkv[part * channels + first : part * channels + first + head] for part in range(3))
             operations.phase(f"head {number + 1}: scores")
             # A rotation at twice the limbs costs four times as much: as low as can be, and a refresh after it.
             limbs = self.lowest + 1
             scores = self.diagonals.scores(q.at(limbs), k.at(limbs), operations)
-            scores = operations.refresh(scores, ranges.score, self._shift(scores, x.scale))
+            scores = operations.refresh(scores, ranges.score, self._shift(scores, scale))
             operations.phase(f"head {number + 1}: exponential")
             weights = exponential(scores.at(self.lowest + 2 + EXPONENTIAL_LEVELS), operations)
             # Without the factor that the exponential has: the same ciphertexts, read at a larger scale.
@@ -91,16 +138,16 @@ class Block:
             sums.append(self.diagonals.row_sums(weights, operations))
             weighted.append(self.diagonals.apply(weights, v.at(weights.limbs), operations))
         operations.phase("softmax")
-        inverse = self._inverses(operations.join(sums), mask, padding, x.scale, operations)
+        inverse = self._inverses(operations.join(sums), mask, padding, operations)
         limbs = self.lowest + 1
         parts = [
             operations.multiplied(part.at(limbs), inverse[number : number + 1].at(limbs))
             for number, part in enumerate(weighted)
         ]
         operations.phase("output")
-        return self._added(x, self.weights.output, operations.join(parts), mask, operations)
+        return self._layer(self.weights.output, operations.join(parts), mask, operations)
 
-    def _inverses(self, sums: B, mask: B, padding: B, scale: float, operations: Operations[B]) -> B:
+    def _inverses(self, sums: B, mask: B, padding: B, operations: Operations[B]) -> B:
         """1 / row sums, one for each head; 0 in padded slots."""
         low, high = self.ranges.row_sum
         # exp(0) = 1 for each padded key, whose channels are all 0.
@@ -108,40 +155,30 @@ class Block:
         sums = operations.add(sums, extra)
         # Goldschmidt's range is (0, 2): divided by the middle, so that both ends are as far from 1.
         middle = (low + high) / 2
-        scaled = operations.brought(sums, 1 / middle, scale, 2.0)
+        scaled = operations.brought(sums, 1 / middle, 2.0)
         inverse = goldschmidt(scaled, GOLDSCHMIDT_DEGREE, operations, 2 * middle / low, self.lowest)
         inverse = operations.refresh(inverse, 2 * middle / low, 0)
         masked = operations.multiplied(inverse, mask)
         return masked.read_at(masked.scale * middle)
 
-    def _feed_forward(self, h: B, mask: B, operations: Operations[B]) -> B:
-        operations.phase("second norm")
-        # Two more limbs than a refresh needs: for the squares' scale, and for what a rescale takes.
-        normed = self._norm(self.ranges.second_variance, len(h))(h, self.lowest + 2, operations)
+    def _feed_forward(self, normed: B, mask: B, operations: Operations[B]) -> B:
+        """W_2 quad(W_1 z + b_1) + b_2 of a normalised stream two limbs above the lowest; not refreshed."""
         operations.phase("hidden layer")
-        hidden = self._layer(self.weights.hidden, normed, mask, h.scale, operations)
+        hidden = self._layer(self.weights.hidden, normed, mask, operations)
         # Squares stay in three components: the next layer is linear in them, and has fewer outputs to relinearise.
         squares = operations.rescale(operations.products(hidden, hidden))
         operations.phase("back")
-        return self._added(h, self.weights.back, squares, mask, operations)
-
-    def _norm(self, variance: tuple[float, float], channels: int) -> Norm:
-        return Norm(channels, *variance, epsilon=self.epsilon, steps=self.newton)
+        return self._layer(self.weights.back, squares, mask, operations)
 
     def _shift(self, x: B, scale: float) -> int:
         """How many bits a refresh takes from the scale of x, to come near another."""
         return round(math.log2(x.scale / scale))
 
-    def _layer(self, weights: Real, x: B, mask: B, scale: float, operations: Operations[B]) -> B:
-        """W x + b, two components; at a scale that a refresh brings to `scale` by a shift."""
+    def _layer(self, weights: Real, x: B, mask: B, operations: Operations[B]) -> B:
+        """W x + b, two components; at a scale that a refresh brings to exactly that of the parameters by a shift."""
+        scale = 2.0**operations.parameters.scale_bits
         layer_scale = scale * 2.0 ** (self.weight_bits + self._shift(x, scale)) / x.scale
         out = operations.linear(Layer.rounded(weights[:, :-1], layer_scale), x)
         if out.components == 3:
             out = operations.relinearise(out)
         return operations.add(out, operations.times(mask.at(out.limbs), list(weights[:, -1]), out.scale))
-
-    def _added(self, stream: B, weights: Real, x: B, mask: B, operations: Operations[B]) -> B:
-        """stream + W x + b, refreshed, at the scale of the stream."""
-        added = self._layer(weights, x, mask, stream.scale, operations)
-        before = operations.times(stream.at(added.limbs), [1.0] * len(stream), added.scale)
-        return operations.refresh(operations.add(added, before), self.ranges.stream, self._shift(added, stream.scale))

@@ -44,7 +44,7 @@ class Norm:
         channels = range(len(x))
         squares = operations.relinearise(operations.sum_products(x, channels, x, channels))
         v = operations.rescale(squares)
-        v = operations.brought(v, 1 / self.channels, x.scale, self.high)
+        v = operations.brought(v, 1 / self.channels, self.high)
         halved = self._halved_root(operations.plus(v, self.epsilon), lowest, operations)
         inverse = halved.read_at(halved.scale / math.sqrt(2))
         return operations.multiplied(x.at(lowest + 1), inverse.at(lowest + 1))

@@ -137,12 +137,13 @@ class Operations(ABC, Generic[B]):
     def refresh(self, x: B, largest: float, shift: int) -> B:
         """x at the highest level, its scale divided by 2^shift; `largest` bounds what is in the slots."""
 
-    def brought(self, x: B, constant: float, scale: float, largest: float) -> B:
-        """x times a constant, refreshed, at exactly this scale.
+    def brought(self, x: B, constant: float, largest: float) -> B:
+        """x times a constant, refreshed, at exactly the scale of the parameters.
 
         Where values are squared again and again, so is what their scale has too much: it must be right at the start.
         """
-        scaled = self.times(x, [constant] * len(x), scale * 2.0**CONSTANT_BITS)
+        scale = 2.0 ** (self.parameters.scale_bits + CONSTANT_BITS)
+        scaled = self.times(x, [constant] * len(x), scale)
         return self.refresh(scaled, largest, CONSTANT_BITS)
 
     def hidden(self, x: B, largest: float) -> None:
