@@ -145,6 +145,13 @@ async def test_what_cannot_be_solved_fails_with_the_reason(parties: Parties) -> 
     assert [detail.state for detail in job.rounds] == ["failed"]
 
 
+def restart(parties: Parties) -> None:
+    """kill -9, and again on the same files."""
+    parties.aggregator.kill()
+    parties.aggregator.start()
+    parties.aggregator.process.ready()
+
+
 async def fresh(parties: Parties, train: list[str]) -> str:
     """The digest of the model of a job of its own."""
     job = await parties.ended(await parties.submit(spec(train, rounds=1, name="afl", ridge=RIDGE)))
@@ -157,9 +164,7 @@ async def test_a_killed_aggregator_goes_on_and_publishes_the_same_bytes(parties:
     document = spec(["north", "south", "west"], rounds=1, name="afl", ridge=RIDGE)
     job_id = await parties.submit(document)
     await parties.happened(job_id, "update_taken")
-    parties.aggregator.kill()
-    parties.aggregator.start()
-    parties.aggregator.process.ready()
+    restart(parties)
     job = await parties.ended(job_id)
     assert job.summary.state == "done", job.summary.error
     assert await fetched(parties, job_id, published(job)) == expected(parties, document, INSTITUTIONS)
@@ -188,6 +193,7 @@ async def test_adding_and_forgetting_is_a_fresh_job_without_and_with(parties: Pa
     told = await asyncio.to_thread(job, "forget", job_id, "north")
     assert told == {"job_id": job_id, "round": 4}
     assert sealed(parties, job_id) == {"south", "west"}
+    restart(parties)  # in the middle of the round
     forgot = await parties.ended(job_id)
     assert (forgot.summary.state, published(forgot)) == ("done", without)
     assert {client.institution: client.state for client in forgot.rounds[0].clients}["north"] == "forgotten"
@@ -209,10 +215,8 @@ async def test_adding_and_forgetting_is_a_fresh_job_without_and_with(parties: Pa
     await asyncio.to_thread(job, "resolve", job_id, "--ridge", str(RIDGE))
     assert published(await parties.ended(job_id)) == without
 
-    # The aggregator keeps what it needs over a restart.
-    parties.aggregator.kill()
-    parties.aggregator.start()
-    parties.aggregator.process.ready()
+    # The aggregator keeps what it needs.
+    restart(parties)
     await asyncio.to_thread(job, "add-client", job_id, "north")
     assert published(await parties.ended(job_id)) == whole
     assert sealed(parties, job_id) == set(INSTITUTIONS)
