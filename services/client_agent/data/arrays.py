@@ -1,6 +1,5 @@
 """Texts or images in a NumPy file."""
 
-import io
 import zipfile
 import zlib
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from client_agent.data.config import NumpyConfig
+from client_agent.data.pixels import png
 from client_agent.data.samples import Samples, check_labels, check_texts, content_group, invalid
 from veilfed.errors import Code, VeilfedError
 
@@ -68,9 +67,4 @@ def _strings(array: Array, samples: int, where: str) -> list[str]:
 def _images(array: Array, where: str) -> list[bytes]:
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
         raise invalid(f"{where}: `images` is {array.dtype} {list(array.shape)}; uint8 [n, h, w, 3] is needed")
-    images = []
-    for pixels in array:
-        out = io.BytesIO()
-        Image.fromarray(pixels).save(out, "PNG")
-        images.append(out.getvalue())
-    return images
+    return [png(pixels) for pixels in array]

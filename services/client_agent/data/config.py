@@ -10,8 +10,10 @@ from veilfed.config import Strict
 
 __all__ = [
     "Characters",
+    "CifarConfig",
     "DataConfig",
     "DomainSetConfig",
+    "DtdConfig",
     "EmojiConfig",
     "FemnistConfig",
     "Groups",
@@ -19,6 +21,7 @@ __all__ = [
     "HuggingFaceConfig",
     "ImageFolderConfig",
     "NumpyConfig",
+    "SvhnConfig",
     "TableConfig",
     "VaderConfig",
 ]
@@ -143,6 +146,32 @@ class FemnistConfig(Strict):
         return self
 
 
+class CifarConfig(Strict):
+    """CIFAR-10 or CIFAR-100, from the files of the binary version."""
+
+    source: Literal["cifar-10", "cifar-100"]
+    # The set's own folder, or the one above it.
+    root: Path
+    split: Literal["train", "test"] = "train"
+
+
+class SvhnConfig(Strict):
+    """The cropped digits of SVHN, from the folder of its MATLAB files."""
+
+    source: Literal["svhn"]
+    root: Path
+    split: Literal["train", "test", "extra"] = "train"
+
+
+class DtdConfig(Strict):
+    """DTD's textures, from its own folder or the one above it."""
+
+    source: Literal["dtd"]
+    root: Path
+    # One of the set's lists, such as train1; without it, all images.
+    split: str | None = Field(default=None, pattern=r"^(train|val|test)([1-9]|10)$")
+
+
 DataConfig = Annotated[
     VaderConfig
     | EmojiConfig
@@ -152,6 +181,9 @@ DataConfig = Annotated[
     | NumpyConfig
     | HuggingFaceConfig
     | DomainSetConfig
-    | FemnistConfig,
+    | FemnistConfig
+    | CifarConfig
+    | SvhnConfig
+    | DtdConfig,
     Field(discriminator="source"),
 ]

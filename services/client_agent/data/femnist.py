@@ -4,7 +4,6 @@ Each file is {"users": [writer], "num_samples": [n], "user_data": {writer: {"x":
 28 pixels row by row, from 0 (ink) to 1 (paper); classes 0-9 are digits, 10-35 capitals, 36-61 small letters.
 """
 
-import io
 import json
 import string
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from client_agent.data.config import Characters, FemnistConfig
+from client_agent.data.pixels import png
 from client_agent.data.samples import Samples, check_labels, content_group, invalid
 from veilfed.errors import Code, VeilfedError
 
@@ -72,7 +71,7 @@ class _Part:
         pixels, indices = _arrays(data, where)
         for values, index in zip(pixels, indices.tolist(), strict=True):
             if index < self._wanted:
-                image = _png(values)
+                image = png(values)
                 self._images.append(image)
                 self._labels.append(CLASSES[index])
                 self._groups.append(writer if self.config.group == "writer" else content_group(image))
@@ -134,9 +133,3 @@ def _arrays(data: dict[str, Any], where: str) -> tuple[NDArray[np.uint8], NDArra
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(CLASSES):
         raise invalid(f"{where}: a class is not a whole number from 0 to {len(CLASSES) - 1}")
     return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), y.astype(np.int64)
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return out.getvalue()

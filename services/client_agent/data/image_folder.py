@@ -2,9 +2,10 @@
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -12,7 +13,7 @@ from client_agent.data.config import ImageFolderConfig
 from client_agent.data.samples import Samples, check_labels, content_group, invalid
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["check_image", "load"]
+__all__ = ["check_image", "load", "read"]
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".webp"}
 FORMATS = ("PNG", "JPEG", "WEBP")  # what the oracle takes
@@ -29,8 +30,17 @@ def load(config: ImageFolderConfig, shrink: bool = False) -> Samples:
     Raises VeilfedError: DATA_INVALID, or FILE_UNUSABLE for what cannot be read.
     """
     folder = config.root / config.domain if config.domain else config.root
+    samples = read(_files(folder), config.group, shrink)
+    if not samples.inputs:
+        raise invalid(f"{folder}: no images in folders of classes (CLASS/*.png, *.jpg, *.jpeg or *.webp)")
+    check_labels(samples.labels, str(folder))
+    return samples
+
+
+def read(paths: Iterable[Path], group: Literal["content", "name"], shrink: bool) -> Samples:
+    """The images of these files, each of the class that its folder names; errors as in `load`."""
     images, labels, groups = [], [], []
-    for path in _files(folder):
+    for path in paths:
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -40,10 +50,7 @@ def load(config: ImageFolderConfig, shrink: bool = False) -> Samples:
         check_image(data, str(path))
         images.append(data)
         labels.append(path.parent.name)
-        groups.append(path.stem if config.group == "name" else content_group(data))
-    if not images:
-        raise invalid(f"{folder}: no images in folders of classes (CLASS/*.png, *.jpg, *.jpeg or *.webp)")
-    check_labels(labels, str(folder))
+        groups.append(path.stem if group == "name" else content_group(data))
     return Samples("image", images, labels, groups)
 
 

@@ -9,14 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.data.config import (
+    CifarConfig,
     DataConfig,
     DomainSetConfig,
+    DtdConfig,
     EmojiConfig,
     FemnistConfig,
     HeartConfig,
     HuggingFaceConfig,
     ImageFolderConfig,
     NumpyConfig,
+    SvhnConfig,
     TableConfig,
     VaderConfig,
 )
@@ -25,7 +28,8 @@ from veilfed.packages import default_folder
 
 __all__ = ["Samples", "class_indices", "load", "split"]
 
-OwnConfig = ImageFolderConfig | TableConfig | NumpyConfig | HuggingFaceConfig | DomainSetConfig | FemnistConfig
+OwnConfig = ImageFolderConfig | TableConfig | NumpyConfig | HuggingFaceConfig
+SetConfig = DomainSetConfig | FemnistConfig | CifarConfig | SvhnConfig | DtdConfig
 
 SHOWN = 5  # unknown class names in one error
 
@@ -38,7 +42,9 @@ def load(config: DataConfig, packages: Path | None = None) -> Samples:
     """
     if isinstance(config, VaderConfig | EmojiConfig | HeartConfig):
         return _public(config, config.folder or packages or default_folder())
-    return _own(config)
+    if isinstance(config, OwnConfig):
+        return _own(config)
+    return _set(config)
 
 
 # Sources load pandas, Pillow or resvg; an agent pays for its own source only.
@@ -79,6 +85,10 @@ def _own(config: OwnConfig) -> Samples:
             from client_agent.data import huggingface
 
             return huggingface.load(config)
+
+
+def _set(config: SetConfig) -> Samples:
+    match config:
         case DomainSetConfig():
             from client_agent.data import standard
 
@@ -87,6 +97,18 @@ def _own(config: OwnConfig) -> Samples:
             from client_agent.data import femnist
 
             return femnist.load(config)
+        case CifarConfig():
+            from client_agent.data import cifar
+
+            return cifar.load(config)
+        case SvhnConfig():
+            from client_agent.data import svhn
+
+            return svhn.load(config)
+        case DtdConfig():
+            from client_agent.data import dtd
+
+            return dtd.load(config)
 
 
 def class_indices(labels: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:

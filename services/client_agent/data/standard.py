@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client_agent.data import femnist, image_folder
+from client_agent.data.benchmark_sets import BENCHMARK_SETS
 from client_agent.data.config import Characters, DomainSetConfig, FemnistConfig, Groups, ImageFolderConfig
 from client_agent.data.domain_sets import DOMAIN_SETS, DomainSet
 from client_agent.data.samples import Samples, invalid
@@ -24,7 +25,12 @@ NAMES = (*DOMAIN_SETS, FEMNIST)
 
 
 def classes(name: str, characters: Characters = "all") -> tuple[str, ...]:
-    """All classes of a set, in a fixed order. Raises VeilfedError(INPUT_INVALID) for an unknown set."""
+    """All classes of a set, in a fixed order; also of the sets of one piece: cifar-10, cifar-100, svhn, dtd.
+
+    Raises VeilfedError(INPUT_INVALID) for an unknown set.
+    """
+    if name in BENCHMARK_SETS:
+        return BENCHMARK_SETS[name]
     _known(name)
     return femnist.classes(characters) if name == FEMNIST else DOMAIN_SETS[name].classes
 
