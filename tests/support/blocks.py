@@ -25,6 +25,7 @@ class Case:
     """A block with random weights, and inputs [channels, tokens, samples] of different lengths."""
 
     block: Block
+    formulas: "Formulas"
     x: Real
     mask: Real
     expected: Real
@@ -55,7 +56,7 @@ def make_case(post: bool = False) -> Case:
     mask = (np.arange(DIAGONALS.tokens)[:, None] < lengths).astype(np.float64)
     x = centred(random.standard_normal((CHANNELS, DIAGONALS.tokens, DIAGONALS.samples))) * mask
     expected = made(x, mask)
-    return Case(Block(made.weights, made.ranges, HEADS, DIAGONALS, EPSILON), x, mask, expected)
+    return Case(Block(made.weights, made.ranges, HEADS, DIAGONALS, EPSILON), made, x, mask, expected)
 
 
 class Formulas:
