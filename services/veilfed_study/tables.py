@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from veilfed.jobs import StrategySpec
+from veilfed.jobs import TrainedSpec
 
 __all__ = [
     "OURS",
@@ -27,8 +27,8 @@ __all__ = [
 Document = Mapping[str, Any]
 
 OURS = "fedot-b"
-# What all methods have; shown where a job has something else.
-USUAL = {name: field.default for name, field in StrategySpec.model_fields.items()}
+# What all methods here have; shown where a job has something else.
+USUAL = {name: field.default for name, field in TrainedSpec.model_fields.items()}
 
 LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "^": r"\^{}"}
 

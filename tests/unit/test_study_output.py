@@ -56,6 +56,9 @@ def test_tables_have_the_figures(found: dict[str, Any]) -> None:
     )
     matrix = tables.matrix(found, "fedot-b").markdown()
     assert f"{100 * mine['matrix'][1][0]:.1f}" in matrix.splitlines()[3]
+    shown = tables.settings(found).markdown()
+    assert "| FedLT | 2 | 0.005 | 0.0005 | - | - |" in shown
+    assert "| FEDOT(+B) | 2 | 0.005 | 0.0005 | 2 | transform orthogonal |" in shown
     costs = tables.costs(found).markdown()
     assert f"| FEDOT | {2 * 8} | " in costs
 
