@@ -7,7 +7,8 @@ wire, serialised. Ours is parsing, the exact sum in 128-bit fixed point, the Cho
 estimate, and the solution. Theirs is theorems 1 and 2 of the paper as aggregator/solve/pairwise.py has them, from
 arrays in memory: what each institution would have solved and inverted for itself is not counted, nor is parsing, and
 (C_u + C_v)^-1 is computed once for each merge and kept as the next R_u (the authors' code computes it three times).
-Times are the process's own on a processor; the fastest of several sums counts, and one merge of all.
+Times are the process's own on processors, of all threads of BLAS together: OMP_NUM_THREADS=1 is the fairer setting, as
+theirs spends more with two (a ratio of 102 against 64 to 72). The fastest of several sums counts, and one merge of all.
 
 - `ratio_vs_pairwise`: their time over ours.
 - `max_rel_error`: ours against ridge regression on all samples at once, by QR of the stacked samples: the largest
