@@ -30,7 +30,7 @@ from fm_oracle.encrypted.operations import Layer, Real
 from fm_oracle.encrypted.plain import PlainEvaluator, Slots
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.parameters import Parameters
-from veilfed.ckks.sampling import SEED_BYTES, uniform
+from veilfed.ckks.sampling import SEED_BYTES
 
 PARAMETERS = Parameters(14, (48, *[36] * 9), 48, 36)
 SCALE, PADDING_SCALE = 2.0**36, 2.0**24
@@ -101,13 +101,11 @@ def random_block(size: Size, diagonals: Diagonals, random: np.random.Generator) 
     return Block(weights, ranges, size.heads, diagonals)
 
 
-def encrypted(agent: Agent, basis: Basis, slots: Real, scale: float) -> Ciphertexts:
+def encrypted(agent: Agent, slots: Real, scale: float) -> Ciphertexts:
     seed = secrets.token_bytes(SEED_BYTES)
     polynomials = np.stack([agent.vault.encode(row * (scale / SCALE)) for row in slots])
-    first = agent.vault.encrypt(polynomials, seed)
-    second = np.stack([uniform(basis, PARAMETERS.limbs, seed, number) for number in range(len(slots))])
     agent.bytes += wire_bytes(len(slots), 1, PARAMETERS.limbs)
-    return Ciphertexts(np.stack([first, second], axis=1), scale)
+    return Ciphertexts(agent.vault.encrypt(polynomials, seed), scale)
 
 
 def measured(size: Size, cores: int) -> dict[str, Any]:
@@ -129,7 +127,7 @@ def measured(size: Size, cores: int) -> dict[str, Any]:
         (np.full((1, PARAMETERS.slots), float(TOKENS - REAL_TOKENS)), PADDING_SCALE),
     ]
     started = time.perf_counter()
-    batches = [encrypted(agent, basis, slots, scale) for slots, scale in inputs]
+    batches = [encrypted(agent, slots, scale) for slots, scale in inputs]
     encrypting = time.perf_counter() - started
     started = time.perf_counter()
     evaluator.start()

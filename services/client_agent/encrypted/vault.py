@@ -56,23 +56,23 @@ class Vault:
         return seal.read_polynomial(data, self.parameters.limbs, self.basis)
 
     def encrypt(self, polynomials: Float, seed: bytes, first: int = 0) -> Float:
-        """First components [C, limbs, n] of fresh ciphertexts of polynomials [C, limbs, n] under the secret key.
+        """Fresh ciphertexts [C, 2, limbs, n] of polynomials [C, limbs, n], under the secret key.
 
         The second components are those that `seed` gives (`veilfed.ckks.sampling.uniform`), with nonces from `first`
-        on: a seed and a nonce are used once.
+        on: they need not be sent. A seed and a nonce are used once.
         """
         count, limbs, n = polynomials.shape
-        out = np.empty_like(polynomials)
-        noise = Stream()
-        for number in range(count):
-            second = uniform(self.basis, limbs, seed, first + number)
-            error = self.basis.from_integers(noise.noise(n), limbs)
-            for limb in range(limbs):
-                q, p = self.basis.q[limb], self.basis.p[limb]
-                kernels.encrypt(
-                    polynomials[number, limb], error[limb], second[limb], self._secret[limb], out[number, limb], q, p
-                )
+        out = np.empty((count, 2, limbs, n))
+        self.basis.each(self._encrypt, ((polynomials[c], seed, first + c, out[c]) for c in range(count)))
         return out
+
+    def _encrypt(self, polynomial: Float, seed: bytes, nonce: int, out: Float) -> None:
+        limbs, n = polynomial.shape
+        out[1] = uniform(self.basis, limbs, seed, nonce)
+        error = self.basis.from_integers(Stream().noise(n), limbs)
+        for limb in range(limbs):
+            q, p = self.basis.q[limb], self.basis.p[limb]
+            kernels.encrypt(polynomial[limb], error[limb], out[1, limb], self._secret[limb], out[0, limb], q, p)
 
     def open(self, values: Float) -> Float:
         """The polynomials [C, limbs, n] in ciphertexts [C, 2, limbs, n]."""
@@ -112,7 +112,4 @@ class Vault:
     def refresh(self, masked: Float, shift: int = 0) -> Float:
         """Fresh ciphertexts [C, 2, limbs, n] of what is in masked ones of a lower level, divided by 2^shift."""
         lifted = lift(self.open(masked), self.parameters.limbs, self.basis, shift)
-        seed = secrets.token_bytes(SEED_BYTES)
-        first = self.encrypt(lifted, seed)
-        second = np.stack([uniform(self.basis, self.parameters.limbs, seed, c) for c in range(len(lifted))])
-        return np.stack([first, second], axis=1)
+        return self.encrypt(lifted, secrets.token_bytes(SEED_BYTES))

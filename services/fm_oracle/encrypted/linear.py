@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from threadpoolctl import threadpool_limits
 
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
-from fm_oracle.encrypted.operations import EXACT_BITS, Layer
+from fm_oracle.encrypted.operations import EXACT_BITS, Layer, Real
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.kernels import fma, multiply, reduce, rint
+from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 
 __all__ = ["linear_layer"]
 
 # Columns of a matrix product: its operands stay below some 50 MB with 768 features.
-COLUMNS = 4096
+COLUMNS = 2048
 
 
 def linear_layer(layer: Layer, x: Ciphertexts, basis: Basis) -> Ciphertexts:
@@ -32,16 +34,36 @@ def linear_layer(layer: Layer, x: Ciphertexts, basis: Basis) -> Ciphertexts:
     # |piece| <= 2^(piece_bits - 1) + 1, so that any sum of products is at most 2^53.
     piece_bits = 1 + int(np.floor(np.log2(2.0**EXACT_BITS / layer.largest_row - 1)))
     values, out = np.ascontiguousarray(x.values), np.empty((len(layer.integers), *x.values.shape[1:]))
-    for limb in range(x.limbs):
-        count = -(-basis.primes[limb].bit_length() // piece_bits)
-        bits = -(-basis.primes[limb].bit_length() // count)
-        for component in range(x.components):
-            for start in range(0, basis.n, COLUMNS):
-                pieces = np.empty((count, len(x), min(COLUMNS, basis.n)))
-                _split(values, component, limb, start, pieces, 2.0**bits)
-                products = np.matmul(layer.integers, pieces)
-                _combine(products, 2.0**bits, out, component, limb, start, basis.q[limb], basis.p[limb])
+    blocks = [
+        (values, layer.integers, out, component, limb, start, piece_bits, basis)
+        for limb in range(x.limbs)
+        for component in range(x.components)
+        for start in range(0, basis.n, COLUMNS)
+    ]
+    # Blocks of columns in our threads, so that cutting and combining run in all of them too, not in BLAS's.
+    with threadpool_limits(limits=1, user_api="blas"):
+        basis.each(_columns, blocks)
     return Ciphertexts(out, x.scale * layer.scale)
+
+
+def _columns(
+    values: Float,
+    integers: Real,
+    out: Float,
+    component: int,
+    limb: int,
+    start: int,
+    piece_bits: int,
+    basis: Basis,
+) -> None:
+    """Some columns of a limb of a component."""
+    prime_bits = basis.primes[limb].bit_length()
+    count = -(-prime_bits // piece_bits)
+    base = 2.0 ** -(-prime_bits // count)
+    pieces = np.empty((count, len(values), min(COLUMNS, basis.n)))
+    _split(values, component, limb, start, pieces, base)
+    products = np.matmul(integers, pieces)
+    _combine(products, base, out, component, limb, start, basis.q[limb], basis.p[limb])
 
 
 @njit(nogil=True, cache=True)

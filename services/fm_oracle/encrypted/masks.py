@@ -23,23 +23,20 @@ __all__ = ["Masked", "hide", "rerandomise", "reveal"]
 def rerandomise(x: Ciphertexts, public_key: Float, basis: Basis) -> Ciphertexts:
     """The same plaintexts under fresh randomness in both components: each gets an encryption of zero of its own."""
     out = np.empty_like(x.values)
-    stream = Stream()
-    for number in range(len(x)):
-        limbs = x.limbs
-        small = basis.from_integers(stream.ternary(basis.n), limbs)
-        for component in range(2):
-            error = basis.from_integers(stream.noise(basis.n), limbs)
-            for limb in range(limbs):
-                kernels.add_product(
-                    x.values[number, component, limb],
-                    error[limb],
-                    public_key[component, limb],
-                    small[limb],
-                    out[number, component, limb],
-                    basis.q[limb],
-                    basis.p[limb],
-                )
+    basis.each(_rerandomise, ((values, public_key, basis, into) for values, into in zip(x.values, out, strict=True)))
     return Ciphertexts(out, x.scale)
+
+
+def _rerandomise(values: Float, public_key: Float, basis: Basis, out: Float) -> None:
+    """One ciphertext [2, limbs, n]."""
+    stream, limbs = Stream(), values.shape[1]
+    small = basis.from_integers(stream.ternary(basis.n), limbs)
+    for component in range(2):
+        error = basis.from_integers(stream.noise(basis.n), limbs)
+        for limb in range(limbs):
+            x, key = values[component, limb], public_key[component, limb]
+            q, p = basis.q[limb], basis.p[limb]
+            kernels.add_product(x, error[limb], key, small[limb], out[component, limb], q, p)
 
 
 class Masked:
@@ -59,11 +56,8 @@ def hide(x: Ciphertexts, public_key: Float, basis: Basis, shift: int) -> tuple[C
     (Operations.hidden).
     """
     fresh = rerandomise(x, public_key, basis)
-    masks = np.stack([uniform(basis, x.limbs) for _ in range(len(x))])
-    for number in range(len(x)):
-        for limb in range(x.limbs):
-            values = fresh.values[number, 0, limb]
-            kernels.add(values, masks[number, limb], values, basis.q[limb], basis.p[limb])
+    masks = np.empty((len(x), x.limbs, basis.n))
+    basis.each(_mask, ((values[0], mask, basis) for values, mask in zip(fresh.values, masks, strict=True)))
     return fresh, Masked(masks, x.scale / 2**shift, shift)
 
 
@@ -73,8 +67,17 @@ def reveal(fresh: Float, masked: Masked, basis: Basis) -> Ciphertexts:
         raise VeilfedError(Code.INPUT_INVALID, f"{len(fresh)} ciphertexts came back, expected {len(masked.masks)}")
     out = fresh.copy()
     lifted = lift(masked.masks, fresh.shape[2], basis, masked.shift)
-    for number in range(len(out)):
-        for limb in range(out.shape[2]):
-            values = out[number, 0, limb]
-            kernels.subtract(values, lifted[number, limb], values, basis.q[limb], basis.p[limb])
+    basis.each(_unmask, ((values[0], mask, basis) for values, mask in zip(out, lifted, strict=True)))
     return Ciphertexts(out, masked.scale)
+
+
+def _mask(values: Float, mask: Float, basis: Basis) -> None:
+    """Makes a mask [limbs, n], and adds it to a first component."""
+    mask[:] = uniform(basis, len(mask))
+    for limb, row in enumerate(values):
+        kernels.add(row, mask[limb], row, basis.q[limb], basis.p[limb])
+
+
+def _unmask(values: Float, mask: Float, basis: Basis) -> None:
+    for limb, row in enumerate(values):
+        kernels.subtract(row, mask[limb], row, basis.q[limb], basis.p[limb])

@@ -6,7 +6,6 @@ veilfed.ckks.transform. A ciphertext is [components, L, n]. The special prime co
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,14 +94,11 @@ class Basis:
         return values.reshape(16, self.n // 16)
 
     def from_integers(self, coefficients: NDArray[np.int64], limbs: int) -> Float:
-        """Small integers [n], such as noise, as a polynomial [limbs, n]."""
+        """Integers [n] that are small against all primes, such as noise, as a polynomial [limbs, n]."""
         out = np.empty((limbs, self.n))
-        self.each(partial(self._from_integers, coefficients), ((out[limb], limb) for limb in range(limbs)))
+        for limb in range(limbs):
+            self.forward(coefficients.astype(np.float64), limb, out[limb])
         return out
-
-    def _from_integers(self, coefficients: NDArray[np.int64], out: Float, limb: int) -> None:
-        values = coefficients.astype(np.float64)
-        self.forward(values - np.rint(values * self.p[limb]) * self.q[limb], limb, out)
 
 
 def _inverse(k: int, j: int) -> float:

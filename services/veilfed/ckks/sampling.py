@@ -1,9 +1,11 @@
 """Random polynomials from a stream cipher: uniform residues that a seed repeats, secrets and noise that none does."""
 
 import secrets
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numba import njit
 from numpy.typing import NDArray
 
 from veilfed.ckks.basis import Basis
@@ -61,10 +63,23 @@ class Stream:
 
 def uniform(basis: Basis, limbs: int, key: bytes | None = None, nonce: int = 0) -> Float:
     """A uniform polynomial [limbs, n], transformed: the same for the same key and nonce, else a secret one."""
-    stream = Stream(key, nonce)
     out = np.empty((limbs, basis.n))
+    stream = Stream(key, nonce)
     for limb in range(limbs):
-        q = basis.primes[limb]
-        values = stream.below(q, basis.n).astype(np.float64)
-        out[limb] = np.where(values > q / 2, values - q, values)
+        q, filled = basis.primes[limb], 0
+        while filled < basis.n:
+            filled = _fill(stream.words(basis.n - filled + RESERVE), np.uint64(q), q.bit_length(), out[limb], filled)
     return out
+
+
+@njit(nogil=True, cache=True)
+def _fill(words: Any, q: Any, bits: int, out: Any, filled: int) -> int:
+    """Balanced residues from words cut to the bits of q, those not below it left out; how many there are now."""
+    shift, size = np.uint64(64 - bits), out.size
+    half = q >> np.uint64(1)
+    for word in words:
+        value = word >> shift
+        if value < q and filled < size:
+            out[filled] = np.float64(np.int64(value)) - (np.float64(np.int64(q)) if value > half else 0.0)
+            filled += 1
+    return filled
