@@ -23,6 +23,7 @@ __all__ = [
     "named",
     "possible",
     "read_settings",
+    "with_rounds",
 ]
 
 
@@ -146,3 +147,9 @@ def _checked(text: str, where: str) -> Settings:
                 Code.INPUT_INVALID, f"{where}: there is no method {name!r}", f"Methods: {', '.join(METHODS)}."
             )
     return found
+
+
+def with_rounds(settings: Settings, methods: Sequence[str], rounds: int) -> Settings:
+    """The settings with this number of rounds for each of the methods."""
+    changed = {name: settings.of(name).model_copy(update={"rounds": rounds}) for name in methods}
+    return settings.model_copy(update={"methods": {**settings.methods, **changed}})

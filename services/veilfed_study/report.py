@@ -98,6 +98,20 @@ def keep(document: Document, out: Path) -> None:
         plots.write(figure, folders[1], name)
 
 
+def keep_analytic(document: Document, out: Path) -> list[tables.Table]:
+    """OUT/analytic.json, and OUT/tables/analytic-CLIENTS-FIGURE.md and .tex; those of `accuracy` come back."""
+    write_document(out / "analytic.json", document)
+    folder = _made(out / "tables")
+    found = []
+    for clients in document["clients"]:
+        for figure in ("accuracy", "own"):
+            table = tables.analytic(document, clients, figure)
+            for ending, text in (("md", table.markdown()), ("tex", table.latex())):
+                write_atomic(folder / f"analytic-{clients}-{figure}.{ending}", text.encode(), mode=0o644)
+        found.append(tables.analytic(document, clients, "accuracy"))
+    return found
+
+
 def report(asked: Asked, out: Path, target: Path, packages: Path, cache: Path, told: Told) -> list[Document]:
     """Runs what is not finished in `out`, writes the page `target` and its plots to the folder `figures` beside it."""
     studies, scales = [], []

@@ -27,7 +27,7 @@ from veilfed_study.store import Store, key_of
 from veilfed_study.subjects import Subject
 from veilfed_study.summary import spread
 
-__all__ = ["Division", "clients_of", "scale"]
+__all__ = ["Division", "clients_of", "pooled", "scale"]
 
 FORM = 2
 
@@ -77,12 +77,12 @@ def _divided(parts: Sequence[Part], count: int, division: Division, seed: int) -
     if division.split == "by-domain":
         divided = by_domain([part.domain.samples.groups for part in parts], count, seed)
         return [_subset(parts[place], rows) for place, rows in divided]
-    pooled = _pooled(parts)
-    samples = pooled.domain.samples
-    return [_subset(pooled, rows) for rows in dirichlet(samples.labels, samples.groups, count, division.alpha, seed)]
+    whole = pooled(parts)
+    samples = whole.domain.samples
+    return [_subset(whole, rows) for rows in dirichlet(samples.labels, samples.groups, count, division.alpha, seed)]
 
 
-def _pooled(parts: Sequence[Part]) -> Part:
+def pooled(parts: Sequence[Part]) -> Part:
     """All rows of several parts as those of one domain.
 
     A group is one of its domain: those of the same name elsewhere (an icon in another style) may go to another client,

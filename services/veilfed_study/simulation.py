@@ -11,7 +11,9 @@ from veilfed.jobs import JobSpec
 from veilfed.wire.tensors import Array, Arrays
 from veilfed_study.parts import Parts
 
-__all__ = ["Snapshot", "last_model", "rounds"]
+__all__ = ["LEAST", "Snapshot", "last_model", "rounds"]
+
+LEAST = 5  # the default of the agents' policy
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,21 @@ class Snapshot:
     updates: dict[str, Arrays]
 
 
-def rounds(spec: JobSpec, parts: Parts, class_vectors: Array | None = None) -> Iterator[Snapshot]:
+def rounds(
+    spec: JobSpec, parts: Parts, class_vectors: Array | None = None, min_class_samples: int = LEAST
+) -> Iterator[Snapshot]:
     """Rounds 0 to spec.rounds of a job, as over the services.
 
-    `parts` has the institutions of the cohort. Raises VeilfedError: JOB_INVALID, DATA_INVALID, and UPDATE_INVALID for
-    training that diverged.
+    `parts` has the institutions of the cohort; `min_class_samples` is their policy's. Raises VeilfedError: JOB_INVALID,
+    DATA_INVALID, and UPDATE_INVALID for training that diverged.
     """
     strategy, method = strategy_for(spec), method_for(spec.strategy)
     model = strategy.initial(class_vectors)
     trainers = {
-        name: trainer_for(method, *parts[name].training, seed=spec.seed, institution=name) for name in spec.cohort.train
+        name: trainer_for(
+            method, *parts[name].training, seed=spec.seed, institution=name, min_class_samples=min_class_samples
+        )
+        for name in spec.cohort.train
     }
     states = _there({name: trainer.initial_state(model) for name, trainer in trainers.items()})
     for number in range(spec.rounds):

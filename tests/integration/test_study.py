@@ -139,6 +139,22 @@ def test_many_clients(images: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "shades-vit" / "scale-by-domain.svg").stat().st_size > 1000
 
 
+def test_one_shot_against_many_rounds(images: Path, tmp_path: Path) -> None:
+    words = ["--clients", "3", "--alphas", "0.5", "--ridges", "1,gcv", "--least", "1", "--rounds", "2", "--seeds", "50"]
+    words += ["--json", str(tmp_path / "figures.json")]
+    done = call(*arguments(images, tmp_path / "out", *words, command="analytic"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text())
+    names = ["afl-1.0-1", "afl-gcv-1", "fedcgs-1", "averaging", "fedot-b"]
+    assert [variant["name"] for variant in found["variants"]] == names
+    for variant in found["variants"]:
+        (cell,) = variant["cells"]
+        assert cell["accuracy"]["mean"] > 0.9
+        assert cell["rounds"] == (2 if variant["name"] in names[3:] else 1)
+        assert variant["label"] in done.stdout
+    assert (tmp_path / "out" / "shades-vit" / "tables" / "analytic-3-own.md").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_report_of_a_real_task(tmp_path: Path) -> None:
