@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from veilfed.files import write_atomic
 
-__all__ = ["accuracy_by_round", "all_plots", "conflict_by_round", "heat_map", "scale_curves", "write"]
+__all__ = ["accuracy_by_round", "all_plots", "alpha_curves", "conflict_by_round", "heat_map", "scale_curves", "write"]
 
 Document = Mapping[str, Any]
 
@@ -78,6 +78,25 @@ def scale_curves(document: Document) -> Figure:
         )
         for name in ("G", "P")
     ]
+    return _curves(panels, least=1, marker="o")
+
+
+def alpha_curves(document: Document) -> Figure:
+    """Accuracy over alpha, for each number of clients; of AFL one lambda: that of GCV, or the first."""
+    ridges = [variant["ridge"] for variant in document["variants"] if variant["ridge"] is not None]
+    shown = [None, "gcv" if "gcv" in ridges else next(iter(ridges), None)]
+    places = [float(np.log10(alpha)) for alpha in document["alphas"]]
+    panels = []
+    for clients in document["clients"]:
+        curves = {
+            variant["label"]: _percent(
+                [cell["accuracy"]["mean"] for cell in variant["cells"] if cell["clients"] == clients]
+            )
+            for variant in document["variants"]
+            if variant["ridge"] in shown
+        }
+        title = f"{document['task']}, {clients} clients"
+        panels.append(_Panel(title, "log10 of alpha", "accuracy, per cent", curves, places))
     return _curves(panels, least=1, marker="o")
 
 

@@ -99,9 +99,13 @@ def keep(document: Document, out: Path) -> None:
 
 
 def keep_analytic(document: Document, out: Path) -> list[tables.Table]:
-    """OUT/analytic.json, and OUT/tables/analytic-CLIENTS-FIGURE.md and .tex; those of `accuracy` come back."""
+    """OUT/analytic.json, OUT/tables/analytic-CLIENTS-FIGURE.md and .tex, OUT/plots/analytic.png and .svg.
+
+    The tables of `accuracy` come back.
+    """
     write_document(out / "analytic.json", document)
     folder = _made(out / "tables")
+    plots.write(plots.alpha_curves(document), _made(out / "plots"), "analytic")
     found = []
     for clients in document["clients"]:
         for figure in ("accuracy", "own"):

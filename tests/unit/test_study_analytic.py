@@ -137,6 +137,10 @@ def test_the_document_and_its_tables(tmp_path: Path, whole: dict[str, Any]) -> N
     tables = keep_analytic(whole, tmp_path)
     assert json.loads((tmp_path / "analytic.json").read_text()) == whole
     assert len(tables) == 2
+    drawn = (tmp_path / "plots" / "analytic.svg").read_text()
+    for label in ("AFL, lambda by GCV", "FedCGS, classes from 5 samples on", "FEDOT(+B)", "made-up, 20 clients"):
+        assert label in drawn
+    assert "lambda 0.5" not in drawn
     lines = (tmp_path / "tables" / "analytic-20-accuracy.md").read_text().splitlines()
     assert lines[0].startswith("| method | alpha 0.05 | alpha 10 | rounds | bytes sent")
     assert len(lines) == 2 + len(variants(METHODS, GRID)) == 2 + 8
