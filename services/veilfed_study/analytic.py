@@ -1,7 +1,8 @@
 """One shot against many rounds: the methods that solve in closed form beside those that are trained, on many clients.
 
 The training rows of all domains together are divided among clients, with class shares from Dirichlet(alpha); every
-method gets the same clients, and is tested on the test rows of all domains.
+method gets the same clients, and is tested on the test rows of all domains. A benchmark has its own training and test
+rows.
 
     accuracy    fraction of right answers on the test rows, with the model alone: what a newcomer gets
     own         mean over the clients of the accuracy that each expects on its own mix of classes, with its private
@@ -34,7 +35,7 @@ from veilfed_study.store import Store, key_of
 from veilfed_study.subjects import Subject
 from veilfed_study.summary import spread
 
-__all__ = ["ONE_SHOT", "Grid", "Variant", "clients_of", "methods_of", "ridges_of", "study", "variants"]
+__all__ = ["ONE_SHOT", "Grid", "Variant", "clients_of", "methods_of", "ridges_of", "study", "variants", "whole_of"]
 
 # Changes when the figures of a job are measured in another way.
 FORM = 1
@@ -113,6 +114,17 @@ def variants(methods: Sequence[str], grid: Grid) -> list[Variant]:
     return found
 
 
+def whole_of(subject: Subject, split: int) -> Part:
+    """The rows of all domains, divided into training and test by this seed, or as a benchmark has them."""
+    if subject.test_domain is None:
+        return pooled(list(split_parts(subject.domains, subject.classes, split).values()))
+    parts = []
+    for name, domain in subject.domains.items():
+        rows, none = np.arange(len(domain.labels), dtype=np.intp), np.empty(0, np.intp)
+        parts.append(Part(domain, none, rows) if name == subject.test_domain else Part(domain, rows, none))
+    return pooled(parts)
+
+
 def clients_of(whole: Part, count: int, alpha: float, seed: int) -> dict[str, Part]:
     """`count` clients among which the training rows are divided; each is to be tested on all test rows.
 
@@ -142,10 +154,7 @@ def study(
     JOB_INVALID, SINGULAR for a lambda that is too small, UPDATE_INVALID for training that diverged.
     """
     data = subject.digest()
-    wholes = {
-        seed: pooled(list(split_parts(subject.domains, subject.classes, settings.split_of(seed)).values()))
-        for seed in seeds
-    }
+    wholes = {seed: whole_of(subject, settings.split_of(seed)) for seed in seeds}
     places = [(count, alpha, seed) for count in grid.clients for alpha in grid.alphas for seed in seeds]
     divided = {place: clients_of(wholes[place[2]], *place) for place in places}
     chosen = variants(methods, grid)
@@ -157,7 +166,9 @@ def study(
     found: dict[tuple[Variant, int, float], list[dict[str, Any]]] = {}
     for (variant, (count, alpha, seed)), job in jobs.items():
         name = f"{variant.name}-{seed}-{count}-{alpha:g}"
-        key = key_of(FORM, data, settings.split_of(seed), alpha, variant.least, job.model_dump(mode="json"))
+        key = key_of(
+            FORM, data, subject.test_domain, settings.split_of(seed), alpha, variant.least, job.model_dump(mode="json")
+        )
         kept = store.get(name, key)
         if kept is None:
             kept = _measured(job, divided[count, alpha, seed], len(subject.classes), variant.least)

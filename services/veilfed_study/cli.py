@@ -164,7 +164,7 @@ def analytic(
         sorted(options.counts(least, "--least")),
     )
     used = with_rounds(_settings(settings, choice.task), asked, rounds)
-    subject = choice.subject()
+    subject = choice.subject(domains=False)
     folder = out / subject.folder
     total = len(study.variants(asked, grid)) * len(chosen) * len(grid.clients) * len(grid.alphas)
     with _training(total) as told:

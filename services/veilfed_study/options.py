@@ -40,11 +40,19 @@ class Choice:
     packages: Path
     cache: Path
 
-    def subject(self) -> "Subject":
-        """Loads it, and embeds what is not in the cache. Errors as in `subjects`."""
+    def subject(self, domains: bool = True) -> "Subject":
+        """Loads it, and embeds what is not in the cache.
+
+        Errors as in `subjects`, and INPUT_INVALID for a benchmark without domains where `domains` are needed.
+        """
         from client_agent.class_vectors import read_prompts  # noqa: PLC0415
+        from client_agent.data.benchmark_sets import BENCHMARK_SETS  # noqa: PLC0415
         from veilfed_study import subjects  # noqa: PLC0415
 
+        if domains and self.set_name in BENCHMARK_SETS:
+            raise VeilfedError(
+                Code.INPUT_INVALID, f"{self.set_name} has no domains to leave out", "It is for veilfed study analytic."
+            )
         one_thread()
         with _embedding() as progress:
             if self.task is not None:
@@ -68,7 +76,10 @@ def choice(
     fm: Annotated[str | None, typer.Option("--fm", help="The model for --data, such as open_clip:ViT-B-32.")] = None,
     set_name: Annotated[
         str | None,
-        typer.Option("--set", help="What --data is: pacs, vlcs, office-home, terra-incognita or femnist."),
+        typer.Option(
+            "--set",
+            help="What --data is: pacs, vlcs, office-home, terra-incognita, femnist, cifar-10, cifar-100, svhn or dtd.",
+        ),
     ] = None,
     institutions: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="Among how many femnist is divided.")

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from client_agent.cache import EmbeddingCache
 from client_agent.class_vectors import Prompts, class_means
 from client_agent.data import standard
+from client_agent.data.benchmark_sets import BENCHMARK_SETS
 from client_agent.data.config import Characters, DataConfig
 from client_agent.data.source import Samples, class_indices, load
 from fm_oracle.models import registry
@@ -36,7 +37,8 @@ PIECE = 256  # inputs that are embedded between two writes of the cache
 class Subject:
     """`prompts` describe the classes to a text tower; without one there are no class vectors.
 
-    `task` is the demonstration's task whose data these are, if they are: a folder may have the name of one.
+    `task` is the demonstration's task whose data these are, if they are: a folder may have the name of one. Of a
+    benchmark without domains, the domains are its parts, and `test_domain` is the one that it is tested on.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Subject:
     text_tower: bool
     _vectors: Callable[[], NDArray[np.float32]] = field(repr=False)
     task: str | None = None
+    test_domain: str | None = None
 
     @property
     def folder(self) -> str:
@@ -111,7 +114,7 @@ def of_folder(
     prompts: Prompts | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Subject:
-    """Images in folders DOMAIN/CLASS/FILE, or the standard set `set_name`.
+    """Images in folders DOMAIN/CLASS/FILE, or the standard set or benchmark `set_name`.
 
     `institutions` and `characters` are for femnist alone.
 
@@ -123,6 +126,8 @@ def of_folder(
         samples = _image_folders(folder)
         classes: tuple[str, ...] = tuple(sorted({label for domain in samples.values() for label in domain.labels}))
         title = f"images in {folder.name}"
+    elif set_name in BENCHMARK_SETS:
+        classes, title, samples = BENCHMARK_SETS[set_name], set_name, _benchmark(set_name, folder)
     else:
         which: Characters = characters or "all"
         classes = standard.classes(set_name, which)
@@ -130,7 +135,20 @@ def of_folder(
         title = set_name
     model = registry.load(model_name, packages)
     name = _label(set_name or folder.resolve().name)
-    return of_samples(name, title, samples, classes, model, cache, prompts, progress)
+    found = of_samples(name, title, samples, classes, model, cache, prompts, progress)
+    return replace(found, test_domain="test" if set_name in BENCHMARK_SETS else None)
+
+
+def _benchmark(name: str, folder: Path) -> dict[str, Samples]:
+    """The parts of a benchmark. DTD's are those of its first division, as most papers have it."""
+    splits = {"train": "train", "test": "test"}
+    if name == "dtd":
+        splits = {"train": "train1", "validation": "val1", "test": "test1"}
+    adapter: TypeAdapter[Any] = TypeAdapter(DataConfig)
+    return {
+        part: load(adapter.validate_python({"source": name, "root": folder, "split": split}))
+        for part, split in splits.items()
+    }
 
 
 def _image_folders(folder: Path) -> dict[str, Samples]:

@@ -155,6 +155,33 @@ def test_one_shot_against_many_rounds(images: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "shades-vit" / "tables" / "analytic-3-own.md").exists()
 
 
+def test_a_benchmark_has_its_own_training_and_test_rows(images: Path, tmp_path: Path) -> None:
+    rng, folder = np.random.default_rng(2), tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name, count in (("train", 12), ("test", 6)):
+        rows = [[0, label, *np.clip(rng.normal(60 + 2 * label, 20, 3072), 0, 255)] for label in [0, 60] * (count // 2)]
+        (folder / f"{name}.bin").write_bytes(np.array(rows).astype(np.uint8).tobytes())
+    common: list[str | Path] = [
+        "--data",
+        folder,
+        "--set",
+        "cifar-100",
+        "--fm",
+        "vit",
+        "--cache",
+        images.parent / "cache",
+    ]
+    words = ["--clients", "2", "--alphas", "10", "--methods", "afl", "--ridges", "1", "--least", "1", "--seeds", "50"]
+    done = call("study", "analytic", *common, "--out", tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "cifar-100-vit" / "analytic.json").read_text())
+    assert found["rows"] == {"training": 12, "test": 6}
+    assert found["variants"][0]["cells"][0]["accuracy"]["mean"] > 0.9
+    done = call("study", "fedot", *common, "--out", tmp_path / "out")
+    assert done.returncode == Code.INPUT_INVALID.exit_code
+    assert "cifar-100 has no domains to leave out" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_report_of_a_real_task(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ from client_agent.trainers import method_for
 from tests.support.studies import CLASSES, made_up
 from veilfed.errors import Code, VeilfedError
 from veilfed_study import analytic, simulation
-from veilfed_study.analytic import Grid, Variant, clients_of, methods_of, ridges_of, variants
+from veilfed_study.analytic import Grid, Variant, clients_of, methods_of, ridges_of, variants, whole_of
 from veilfed_study.cells import job_of
 from veilfed_study.methods import MethodSettings, Settings, with_rounds
-from veilfed_study.parts import split_parts
 from veilfed_study.report import keep_analytic
-from veilfed_study.scale import pooled
 from veilfed_study.store import Store
 
 SUBJECT = made_up()
-WHOLE = pooled(list(split_parts(SUBJECT.domains, SUBJECT.classes, 50).values()))
+WHOLE = whole_of(SUBJECT, 50)
 METHODS = ["afl", "fedcgs", "averaging", "fedot-b"]
 GRID = Grid(clients=[2, 20], alphas=[0.05, 10.0], ridges=[0.5, "gcv"], least=[1, 5])
 SETTINGS = with_rounds(
@@ -54,6 +53,14 @@ def test_each_training_row_is_with_one_client_and_test_rows_with_all(count: int,
     assert all(len(part.train) for part in found.values())
     assert sorted(np.concatenate([part.train for part in found.values()]).tolist()) == WHOLE.train.tolist()
     assert all(np.array_equal(part.held, WHOLE.held) for part in found.values())
+
+
+def test_a_benchmark_is_tested_on_its_own_test_rows() -> None:
+    whole = whole_of(replace(SUBJECT, test_domain="two"), 50)
+    features = [domain.features for domain in SUBJECT.domains.values()]
+    assert np.array_equal(whole.training[0], np.concatenate([features[0], features[2]]))
+    assert np.array_equal(whole.evaluation[0], features[1])
+    assert np.array_equal(whole.evaluation[1], SUBJECT.domains["two"].labels)
 
 
 def ridge_accuracy(penalty: float) -> float:
