@@ -151,7 +151,7 @@ def study(
     """Everything that was measured, as JSON; jobs that were finished before are read from their files.
 
     All divisions and jobs are made before the first is run. Raises VeilfedError: DATA_INVALID, INPUT_INVALID,
-    JOB_INVALID, SINGULAR for a lambda that is too small, UPDATE_INVALID for training that diverged.
+    JOB_INVALID, UPDATE_INVALID for training that diverged.
     """
     data = subject.digest()
     wholes = {seed: whole_of(subject, settings.split_of(seed)) for seed in seeds}
@@ -210,15 +210,21 @@ def _pairs(grid: Grid) -> Iterator[tuple[int, float]]:
 def _cell(results: Sequence[dict[str, Any]], count: int, alpha: float) -> dict[str, Any]:
     """The figures of one place of the grid: accuracies over the seeds, and costs."""
     first = results[0]
+    by_round = zip(*(result["by_round"] for result in results), strict=True)
     return {
         "clients": count,
         "alpha": alpha,
-        **{name: spread([result[name] for result in results]) for name in ("accuracy", "own")},
-        "by_round": np.mean([result["by_round"] for result in results], axis=0).tolist(),
+        **{name: spread([_number(result[name]) for result in results]) for name in ("accuracy", "own")},
+        "by_round": [spread([_number(value) for value in values])["mean"] for values in by_round],
         **{name: first[name] for name in ("rounds", "bytes_sent", "bytes_received")},
         "samples_used": float(np.mean([result["samples_used"] for result in results])),
         "seconds": round(float(np.mean([result["seconds"] for result in results])), 3),
     }
+
+
+def _number(value: float | None) -> float:
+    """NaN where there is none."""
+    return float("nan") if value is None else value
 
 
 def _job(subject: Subject, variant: Variant, settings: Settings, seed: int, clients: list[str]) -> JobSpec:
@@ -242,14 +248,24 @@ def _job(subject: Subject, variant: Variant, settings: Settings, seed: int, clie
 
 
 def _measured(job: JobSpec, clients: Parts, classes: int, least: int | None) -> dict[str, Any]:
-    """Runs a job. `seconds` are those of all parties together, one after the other, without the evaluation."""
+    """Runs a job. `seconds` are those of all parties together, one after the other, without the evaluation.
+
+    There is no accuracy, None, where there was no solution: no client may tell its sums, or lambda is too small.
+    """
     method = method_for(job.strategy)
     test = next(iter(clients.values())).evaluation
     steps = simulation.rounds(job, clients, min_class_samples=least or simulation.LEAST)
-    by_round, sent, seconds = [], 0, 0.0
+    by_round: list[float | None] = []
+    sent, seconds, solved = 0, 0.0, True
     while True:
         started = time.monotonic()
-        snapshot = next(steps, None)
+        try:
+            snapshot = next(steps, None)
+        except VeilfedError as error:
+            if error.code is not Code.SINGULAR:
+                raise
+            solved = False
+            break
         seconds += time.monotonic() - started
         if snapshot is None:
             break
@@ -257,9 +273,9 @@ def _measured(job: JobSpec, clients: Parts, classes: int, least: int | None) -> 
         by_round.append(_accuracy(method, snapshot, test))
         sent += measures.longest(snapshot.updates)
     return {
-        "accuracy": by_round[-1],
-        "own": _own(method, last, clients, classes),
-        "by_round": by_round,
+        "accuracy": by_round[-1] if solved else None,
+        "own": _own(method, last, clients, classes) if solved else None,
+        "by_round": by_round if solved else [None] * (job.rounds + 1),
         "rounds": job.rounds,
         # Of one client, in all rounds together; the last model is received too.
         "bytes_sent": sent,

@@ -157,6 +157,22 @@ def test_the_document_and_its_tables(tmp_path: Path, whole: dict[str, Any]) -> N
     assert len(set(labels)) == 8
 
 
+def test_a_job_without_a_solution_has_no_accuracy_and_stops_nothing(tmp_path: Path) -> None:
+    grid = Grid([2, 100], [10.0], [1.0], [40])
+    found = analytic.study(SUBJECT, ["afl", "fedcgs"], [50, 77], grid, SETTINGS, Store(tmp_path))
+    for name in ("afl-1.0-40", "fedcgs-40"):
+        few, many = cells(found, name)
+        assert few["accuracy"]["mean"] > 0.5
+        assert many["samples_used"] == 0
+        assert many["accuracy"]["mean"] is None
+        assert many["own"]["mean"] is None
+        assert many["by_round"] == [None, None]
+    keep_analytic(found, tmp_path)
+    line = (tmp_path / "tables" / "analytic-100-accuracy.md").read_text().splitlines()[2]
+    assert line.split("|")[2].strip() == "-"
+    json.dumps(found, allow_nan=False)
+
+
 def test_what_cannot_be_studied_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     for wrong in ("zero-shot", "fedot-b-text", "fedopal", "", "afl,afl"):
         with pytest.raises(VeilfedError) as caught:
