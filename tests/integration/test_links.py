@@ -121,7 +121,7 @@ async def test_two_processes_with_one_identity(parties: Parties, tmp_path: Path)
     try:
         await asyncio.to_thread(twin.process.ready)
         await asyncio.to_thread(north.says, "another process works with this agent's identity", after=mark)
-        job = await parties.ended(await parties.submit(JOB | {"rounds": 10}), 60)
+        job = await parties.ended(await parties.submit(JOB | {"rounds": 5}), 120)
         assert job.summary.state == "done", job.summary.error
         assert north.log[mark:].count('"event": "joined"') == 0
         assert twin.log.count('"event": "joined"') == 1
