@@ -91,11 +91,19 @@ def _found(node: yaml.Node | None, problem: ErrorDetails) -> tuple[int | None, s
     return line, ".".join(keys) or "(document)"
 
 
-def validate(model: type[Model], text: str, where: str, code: Code = Code.CONFIG_INVALID) -> Model:
+def validate(
+    model: type[Model],
+    text: str,
+    where: str,
+    code: Code = Code.CONFIG_INVALID,
+    *,
+    lines: bool = True,
+    hint: str | None = None,
+) -> Model:
     """Parses `text` as YAML or JSON and validates it as `model`.
 
     Raises VeilfedError(code) that names `where`, the line and the key of every problem; never the value, which may
-    be private.
+    be private. Without `lines`, no line: for a text that nobody wrote.
     """
     node, document = _compose(text, where, code)
     if not isinstance(document, dict):
@@ -106,8 +114,8 @@ def validate(model: type[Model], text: str, where: str, code: Code = Code.CONFIG
         problems = []
         for problem in error.errors(include_url=False, include_input=False, include_context=False):
             line, key = _found(node, problem)
-            problems.append(f"{f'line {line}: ' if line else ''}{key}: {problem['msg']}")
-        raise VeilfedError(code, f"{where}: " + "; ".join(problems)) from None
+            problems.append(f"{f'line {line}: ' if line and lines else ''}{key}: {problem['msg']}")
+        raise VeilfedError(code, f"{where}: " + "; ".join(problems), hint) from None
 
 
 def read_text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from veilfed_study.methods import METHODS, MethodSettings
 from veilfed_study.parts import Parts
 from veilfed_study.subjects import Subject
 
-__all__ = ["Cell", "freedom", "job_of", "measured", "shown_settings"]
+__all__ = ["Cell", "digests", "freedom", "job_of", "measured", "shown_settings"]
 
 # Keys of a strategy that settings do not choose.
 FROM_DATA = ("name", "classes", "dimension")
@@ -60,7 +60,19 @@ def job_of(
         "quorum": len(train),
         "seed": seed,
     }
-    return validate(JobSpec, json.dumps(document), f"method {method}", Code.JOB_INVALID)
+    return validate(
+        JobSpec,
+        json.dumps(document),
+        f"method {method}",
+        Code.JOB_INVALID,
+        lines=False,
+        hint="Correct the settings of the method.",
+    )
+
+
+def digests(subject: Subject, jobs: Iterable[JobSpec]) -> dict[bool, str]:
+    """Of what these jobs read of a subject, by whether they take class vectors: not every subject has them."""
+    return {vectors: subject.digest(vectors) for vectors in {job.strategy.takes_class_vectors for job in jobs}}
 
 
 def shown_settings(job: JobSpec) -> dict[str, Any]:

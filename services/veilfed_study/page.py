@@ -1,7 +1,10 @@
-"""The page of results, in Markdown: every number in it comes from the documents of studies, but for the paper's own."""
+"""The page of results, in Markdown: all its tables come from the documents of studies, but for the paper's own."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from veilfed_study import tables
 from veilfed_study.tables import OURS, Table, difference, gap, percent
@@ -36,19 +39,22 @@ PAPER = Table(
 
 
 def page(studies: Sequence[Document], scales: Sequence[Document], command: str, why: str) -> str:
-    """The whole page. `why` is what is said to the figures by hand; it has no numbers."""
+    """The whole page. `why` is what is said to the figures by hand."""
     parts = [
         "# Results: FEDOT and its relatives\n\n"
-        f"Written by `{command}`; every figure below is computed by it, but for the paper's own.\n",
+        f"Written by `{command}`; every table and plot below is computed by it, but for the paper's own table; "
+        "what is said to them in words is written by hand.\n",
         _how(studies),
         "## What the paper claims, and what was found\n\n" + _claims(studies).markdown(),
         why,
         *(_task(document) for document in studies),
         *([many_clients(scales)] if scales else []),
-        "## The paper's own table\n\nMean of five sets of images with CLIP ViT-B/32, seeds 50, 77 and 98, per cent, "
-        "from a summary of the paper. Neither those sets nor CLIP's weights were within reach here, so the figures "
-        "stand beside each other and cannot be compared; `veilfed study fedot --data DIR --fm open_clip:ViT-B-32` "
-        "computes them for whoever has both.\n\n" + PAPER.markdown(),
+        "## The paper's own table\n\nMean of five sets of images with CLIP ViT-B/32, seeds 50, 77 and 98, per cent. "
+        "Other data and another model: the figures stand beside each other and cannot be compared. With "
+        "the files of the sets and the encoders installed, `veilfed study fedot --data DIR --set pacs --fm "
+        "open_clip:ViT-B-32 --out results`, and so on for each set, computes the rows of those methods that are here "
+        "(PromptFL and VPT are not, and FedGH is another variant), with the defaults of a job, or with "
+        "`--settings FILE`, such as `veilfed study sweep` with the same options writes.\n\n" + PAPER.markdown(),
     ]
     return "\n".join(parts)
 
@@ -58,9 +64,13 @@ def _how(studies: Sequence[Document]) -> str:
     return (
         "One domain is held out at a time. G: the model alone on the held-out domain. P: the others on their own test "
         "rows, each with what it keeps. C: all cells of the matrix ([studies](studies.md), [methods](methods.md)).\n\n"
-        "The rates, r and rounds of every method were chosen for each task from one grid, on validation folds of the "
-        "training rows ([how](choosing-rates.md)). The split into training and test rows is one for all seeds "
-        f"(seed {studies[0]['split']}), so no row that settings were chosen on is a test row anywhere. The seeds "
+        "The rates and rounds of every method were chosen for each task from one grid, on validation folds of the "
+        "training rows; r is 24 for all methods with blocks and was not searched ([how](choosing-rates.md)). The "
+        "choice saw training rows of all domains, also of those that are held out later, so G is not that of a domain "
+        "nobody had seen. The split into training and test rows is one for all seeds "
+        f"(seed {studies[0]['split']}), so no row that this choice was made on is a test row anywhere; but the ranges "
+        "of the grid and r were settled before, on other splits of the same samples "
+        "([what was not blind](choosing-rates.md#all-methods-for-the-results)). The seeds "
         f"({seeds}) move first values and batches: mean ± standard deviation over them says what training leaves to "
         "chance, and nothing about other samples. The intervals of differences have both: 95 of 100 values are between "
         "the two numbers when test rows (by group) and seeds are drawn again, for both methods alike "
@@ -117,9 +127,20 @@ def _compare(studies: Sequence[Document], one: str, other: str, figure: str) -> 
 
 
 def _order(document: Document) -> str:
-    found = [document["methods"][name]["conflict"]["mean"] for name in ("fedot", "fedlt", "fedadapter")]
-    verdict = "yes" if found == sorted(found, reverse=True) else "no"
-    return f"{verdict}: {', '.join(f'{value:.2f}' for value in found)}"
+    """Level where two neighbours in the order are no further apart than their standard deviations together."""
+    names = ("fedot", "fedlt", "fedadapter")
+    found = tables.early_conflict(document, names)
+    pairs = [(found[one], found[other]) for one, other in itertools.pairwise(names)]
+    gaps = [one["mean"] - other["mean"] for one, other in pairs]
+    widths = [float(np.hypot(one["sd"] or 0, other["sd"] or 0)) for one, other in pairs]
+    if any(gap < -width for gap, width in zip(gaps, widths, strict=True)):
+        verdict = "no"
+    elif any(gap <= width for gap, width in zip(gaps, widths, strict=True)):
+        verdict = "level"
+    else:
+        verdict = "yes"
+    values = ", ".join(tables.cosine(found[name]) for name in names)
+    return f"{verdict}: {values} (rounds 1 to {tables.shared_rounds(document, names)})"
 
 
 def _condition(document: Document) -> str:
@@ -143,7 +164,7 @@ def _task(document: Document) -> str:
         "Points that FEDOT(+B) is ahead, with their intervals:",
         tables.differences(document).markdown(),
         *(f"![{name}: {plot}](figures/{name}-{plot}.svg)" for plot in PLOTS),
-        "Gradient conflict (mean cosine of two institutions' steps of w_g) and condition numbers:",
+        _about_cosines(document),
         tables.geometry(document).markdown(),
         "One institution in one round:",
         tables.costs(document).markdown(),
@@ -151,6 +172,15 @@ def _task(document: Document) -> str:
         tables.settings(document).markdown(),
     ]
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
+
+
+def _about_cosines(document: Document) -> str:
+    known = [name for name, found in document["methods"].items() if found["conflict"] is not None]
+    return (
+        "Gradient conflict (mean cosine of two institutions' steps of w_g, over the rounds that all of these methods "
+        f"have: 1 to {tables.shared_rounds(document, known)}; ± over the seeds) and condition numbers. The rates "
+        "differ between the methods, so their cosines do not show the methods alone:"
+    )
 
 
 def many_clients(scales: Sequence[Document]) -> str:

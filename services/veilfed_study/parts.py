@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.data.source import Samples, split
-from veilfed.errors import VeilfedError
+from veilfed.errors import Code, VeilfedError
 
 __all__ = ["TEST_FRACTION", "Domain", "Part", "Parts", "split_parts", "validation_parts"]
 
@@ -60,8 +60,18 @@ def split_parts(domains: Mapping[str, Domain], classes: Sequence[str], seed: int
 
 
 def validation_parts(whole: Parts, seed: int, folds: int, used: int) -> Iterator[dict[str, Part]]:
-    """For each of the first `used` folds, the training splits without it and it alone. Test rows appear nowhere."""
+    """For each of the first `used` folds, the training splits without it and it alone. Test rows appear nowhere.
+
+    Raises VeilfedError(DATA_INVALID), naming the domain, where a fold or the rest would be empty.
+    """
     numbers = {name: fold_numbers(part, folds, seed) for name, part in whole.items()}
+    for name, found in numbers.items():
+        if any(len(set(found) - {fold}) == 0 or fold not in found for fold in range(used)):
+            raise VeilfedError(
+                Code.DATA_INVALID,
+                f"domain {name}: its {len(found)} training rows are too few for {folds} folds",
+                "Use fewer folds.",
+            )
     for fold in range(used):
         yield {
             name: Part(part.domain, part.train[numbers[name] != fold], part.train[numbers[name] == fold])

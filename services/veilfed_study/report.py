@@ -23,6 +23,8 @@ Told = Callable[[str], None]
 SCALE_TASKS = ("vader", "emoji")
 SCALE_METHODS = ("averaging", "all-local", "fedot-b")
 SCALE_COUNTS = (1, 5, 15, 35, 75)
+SEEDS = (50, 77, 98)
+SCALE_SEEDS = (50, 77)
 SCALE_ROUNDS = 20  # a client's pass over its few samples is one step or two
 SPLITS = (scale.Division("by-domain"), scale.Division("dirichlet"))
 
@@ -40,12 +42,14 @@ class Asked:
         """As it is given to get such a page."""
         seeds, scale_seeds = (",".join(map(str, some)) for some in (self.seeds, self.scale_seeds))
         return (
-            f"veilfed study report --tasks {','.join(self.tasks)} --seeds {seeds} --scale-seeds {scale_seeds or 'none'}"
+            f"veilfed study report --tasks {','.join(self.tasks)} --seeds {seeds} "
+            f"--scale-seeds {scale_seeds or 'none'} --out results --page results-fedot.md"
         )
 
     @property
     def whole(self) -> bool:
-        return len(self.tasks) == len(TASKS) and bool(self.scale_seeds)
+        """Whether these are the figures that the conclusions by hand (`why.md`) are about."""
+        return len(self.tasks) == len(TASKS) and (tuple(self.seeds), tuple(self.scale_seeds)) == (SEEDS, SCALE_SEEDS)
 
 
 def tasks(names: str) -> list[str]:
@@ -164,7 +168,6 @@ def _write_page(studies: Sequence[Document], scales: Sequence[Document], asked: 
             plots.write(drawn[name], figures, f"{document['task']}-{name}", ("svg",))
     for document in scales:
         plots.write(plots.scale_curves(document), figures, page.scale_name(document), ("svg",))
-    # What is said to the figures by hand is about all of them.
     why = files("veilfed_study").joinpath("why.md").read_text(encoding="utf-8") if asked.whole else ""
     text = page.page(studies, scales, asked.command, why)
     write_atomic(target, text.encode(), mode=0o644)

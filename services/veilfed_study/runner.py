@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from veilfed_study.cells import Cell, job_of, measured
+from veilfed_study.cells import Cell, digests, job_of, measured
 from veilfed_study.methods import Settings
 from veilfed_study.parts import split_parts
 from veilfed_study.store import Store, key_of
@@ -52,10 +52,15 @@ def run(
         for cell in wanted
     }
     parts = {seed: split_parts(subject.domains, subject.classes, settings.split_of(seed)) for seed in seeds}
-    data = subject.digest()
+    data = digests(subject, jobs.values())
     results: Results = {}
     for cell in wanted:
-        key = key_of(FORM, data, settings.split_of(cell.seed), jobs[cell].model_dump(mode="json"))
+        key = key_of(
+            FORM,
+            data[jobs[cell].strategy.takes_class_vectors],
+            settings.split_of(cell.seed),
+            jobs[cell].model_dump(mode="json"),
+        )
         found = store.get(cell.name, key)
         kept = found is not None
         if found is None:

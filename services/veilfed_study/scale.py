@@ -20,7 +20,7 @@ from client_agent.trainers import method_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed_study import measures, simulation
-from veilfed_study.cells import job_of, shown_settings
+from veilfed_study.cells import digests, job_of, shown_settings
 from veilfed_study.methods import METHODS, Settings
 from veilfed_study.parts import Domain, Part, Parts, split_parts
 from veilfed_study.store import Store, key_of
@@ -70,7 +70,7 @@ def clients_of(parts: Sequence[Part], count: int, division: Division, seed: int)
     order = np.random.default_rng(seed).permutation(len(usable))[:count]
     width = len(str(count))
     clients = {f"client-{place:0{width}}": usable[number] for place, number in enumerate(order, start=1)}
-    return clients, len(made) - count
+    return clients, len(made) - len(usable)
 
 
 def _divided(parts: Sequence[Part], count: int, division: Division, seed: int) -> list[Part]:
@@ -124,7 +124,6 @@ def scale(
 
     All jobs are checked before the first is run. Raises VeilfedError: what `clients_of` and `runner.run` say.
     """
-    data = subject.digest()
     whole = {seed: split_parts(subject.domains, subject.classes, settings.split_of(seed)) for seed in seeds}
     made = {
         (seed, held_out): clients_of(_others(whole[seed], held_out), max(counts), division, seed)
@@ -139,11 +138,19 @@ def scale(
         for method in methods
         for count in counts
     }
+    data = digests(subject, jobs.values())
     found: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for (method, count, seed, held_out), job in jobs.items():
         clients, _ = made[seed, held_out]
         name = f"{division.split}-{method}-{seed}-{count}-without-{held_out}"
-        key = key_of(FORM, data, settings.split_of(seed), max(counts), vars(division), job.model_dump(mode="json"))
+        key = key_of(
+            FORM,
+            data[job.strategy.takes_class_vectors],
+            settings.split_of(seed),
+            max(counts),
+            vars(division),
+            job.model_dump(mode="json"),
+        )
         kept = store.get(name, key)
         if kept is None:
             train = {client: clients[client] for client in job.cohort.train}

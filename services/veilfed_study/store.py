@@ -23,12 +23,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder. Raises VeilfedError(FILE_UNUSABLE)."""
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VeilfedError(Code.FILE_UNUSABLE, f"{folder}: {error.strerror}") from None
 
     def get(self, name: str, key: str) -> dict[str, Any] | None:
         """The result of this name; None if there is none for these settings, data and model."""
@@ -49,7 +44,11 @@ class Store:
         return result
 
     def put(self, name: str, key: str, result: dict[str, Any]) -> None:
-        """Keeps a result. Raises VeilfedError(FILE_UNUSABLE)."""
+        """Keeps a result; makes the folder. Raises VeilfedError(FILE_UNUSABLE)."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VeilfedError(Code.FILE_UNUSABLE, f"{self.folder}: {error.strerror}") from None
         text = json.dumps({"key": key, "result": result}, indent=1)
         write_atomic(self._path(name, key), text.encode() + b"\n", mode=0o644)
 

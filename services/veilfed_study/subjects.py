@@ -62,13 +62,15 @@ class Subject:
         """[K, d]. Raises VeilfedError(INPUT_INVALID) for a model that reads no text."""
         return self._vectors()
 
-    def digest(self) -> str:
-        """Of everything that was read: embeddings, labels, groups."""
+    def digest(self, vectors: bool = False) -> str:
+        """Of everything that was read: embeddings, labels, groups; and the class vectors, if they are asked for."""
         total = hashlib.sha256(f"{self.version}:{self.classes}".encode())
         for name, domain in self.domains.items():
             total.update(f"{name}:{len(domain.labels)}:{domain.samples.groups}".encode())
             total.update(domain.features.tobytes())
             total.update(domain.labels.tobytes())
+        if vectors:
+            total.update(self.class_vectors().tobytes())
         return total.hexdigest()
 
 

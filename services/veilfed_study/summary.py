@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from veilfed_study.cells import Cell
 from veilfed_study.methods import METHODS, Settings
 from veilfed_study.parts import split_parts
-from veilfed_study.resampling import Weights, drawn, matrices, weights_of
+from veilfed_study.resampling import drawn, interval
 from veilfed_study.runner import Results
 from veilfed_study.subjects import Subject
 
@@ -27,14 +27,9 @@ def document(
 ) -> dict[str, Any]:
     """All figures of a study. Spreads are standard deviations over the seeds (n - 1); with one seed there is none.
 
-    `draws` of a method are its figures on test groups and seeds that are drawn again (`resampling`).
+    `intervals` has for two methods those of their differences on test groups and seeds that are drawn again
+    (`resampling`).
     """
-    weights = {
-        seed: weights_of(
-            split_parts(subject.domains, subject.classes, settings.split_of(seed)), settings.split_of(seed)
-        )
-        for seed in seeds
-    }
     return {
         "study": "fedot",
         "task": subject.name,
@@ -45,7 +40,8 @@ def document(
         "classes": list(subject.classes),
         "seeds": list(seeds),
         "split": settings.split,
-        "methods": {method: _method(subject, method, weights, results) for method in methods},
+        "methods": {method: _method(subject, method, seeds, results) for method in methods},
+        "intervals": _intervals(subject, methods, seeds, settings, results),
     }
 
 
@@ -60,8 +56,8 @@ def figures(matrices: Sequence[Matrix]) -> dict[str, Any]:
     }
 
 
-def _method(subject: Subject, method: str, weights: Mapping[int, Weights], results: Results) -> dict[str, Any]:
-    names, seeds = list(subject.domains), list(weights)
+def _method(subject: Subject, method: str, seeds: Sequence[int], results: Results) -> dict[str, Any]:
+    names = list(subject.domains)
     mine = {cell: result for cell, result in results.items() if cell.method == method}
     last = {cell: result["accuracies"][-1] for cell, result in mine.items()}
     first = next(iter(mine.values()))
@@ -69,9 +65,8 @@ def _method(subject: Subject, method: str, weights: Mapping[int, Weights], resul
         "label": METHODS[method].label,
         "settings": first["settings"],
         **figures([_matrix(names, method, seed, last) for seed in seeds]),
-        "draws": _draws(method, weights, mine),
         "by_round": _by_round(names, method, seeds, mine),
-        "conflict": _conflict(mine),
+        "conflict": _conflict(mine, seeds),
         "condition_number": _conditions(mine),
         **{name: first[name] for name in ("numbers_sent", "bytes_sent", "bytes_received", "private_freedom")},
         "seconds": round(sum(result["seconds"] for result in mine.values()), 1),
@@ -82,22 +77,36 @@ def _method(subject: Subject, method: str, weights: Mapping[int, Weights], resul
     return found
 
 
-def _draws(method: str, weights: Mapping[int, Weights], results: Results) -> dict[str, list[float] | None]:
-    """G, P and C of each draw."""
-    mean = drawn(
-        [
-            matrices(mine, [results[Cell(method, seed, held_out)]["hits"] for held_out in mine])
-            for seed, mine in weights.items()
-        ]
-    )
-    off = ~np.eye(mean.shape[1], dtype=bool)
-    found = {
-        "G": np.diagonal(mean, axis1=1, axis2=2).mean(axis=1),
-        "P": mean[:, off].mean(axis=1),
-        "C": mean.mean(axis=(1, 2)),
+def _intervals(
+    subject: Subject, methods: Sequence[str], seeds: Sequence[int], settings: Settings, results: Results
+) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """one -> other -> figure -> the ends of the interval of one - other, of the figures that both have."""
+    parts = [split_parts(subject.domains, subject.classes, settings.split_of(seed)) for seed in seeds]
+    hits = {
+        method: [[results[Cell(method, seed, held_out)]["hits"] for held_out in subject.domains] for seed in seeds]
+        for method in methods
     }
-    own = ("G", "P", "C") if METHODS[method].generalises else ("P",)
-    return {name: [round(float(value), 6) for value in found[name]] if name in own else None for name in found}
+    figures = {
+        method: _drawn_figures(method, matrices)
+        for method, matrices in drawn(parts, hits, settings.split_of(seeds[0])).items()
+    }
+    return {
+        one: {
+            other: {name: interval(mine[name], theirs[name]) for name in mine if name in theirs}
+            for other, theirs in figures.items()
+            if other != one
+        }
+        for one, mine in figures.items()
+    }
+
+
+def _drawn_figures(method: str, matrices: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """G, P and C [draws] of matrices [draws, N, N]; P alone for a method that has nothing for newcomers."""
+    off = ~np.eye(matrices.shape[1], dtype=bool)
+    personal = {"P": matrices[:, off].mean(axis=1)}
+    if not METHODS[method].generalises:
+        return personal
+    return {"G": np.diagonal(matrices, axis1=1, axis2=2).mean(axis=1), **personal, "C": matrices.mean(axis=(1, 2))}
 
 
 def _matrix(names: Sequence[str], method: str, seed: int, values: Mapping[Cell, Mapping[str, float | None]]) -> Matrix:
@@ -121,13 +130,13 @@ def _by_round(
     return {name: [row[name]["mean"] for row in rows] for name in ("G", "P")}
 
 
-def _conflict(results: Results) -> dict[str, Any] | None:
-    """Cosine of the institutions' steps of w_g: in each round, and its mean over the rounds."""
-    by_round = [result["conflict"] for result in results.values()]
-    if not by_round[0] or any(value is None for row in by_round for value in row):
+def _conflict(results: Results, seeds: Sequence[int]) -> dict[str, Any] | None:
+    """Cosine of the institutions' steps of w_g: in each round, mean over all jobs, and for each seed."""
+    by_seed = [[result["conflict"] for cell, result in results.items() if cell.seed == seed] for seed in seeds]
+    if not all(rows and all(row and None not in row for row in rows) for rows in by_seed):
         return None
-    means = np.mean(by_round, axis=0)
-    return {"by_round": means.tolist(), "mean": float(means.mean())}
+    means = np.mean(by_seed, axis=1)
+    return {"by_round": means.mean(axis=0).tolist(), "seeds": means.tolist()}
 
 
 def _conditions(results: Results) -> dict[str, float] | None:

@@ -15,7 +15,7 @@ from client_agent.trainers import method_for
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed_study import measures, simulation
-from veilfed_study.cells import job_of
+from veilfed_study.cells import digests, job_of
 from veilfed_study.methods import METHODS, MethodSettings
 from veilfed_study.parts import Parts, split_parts, validation_parts
 from veilfed_study.store import Store, key_of
@@ -86,11 +86,12 @@ def sweep(
     }
     whole = split_parts(subject.domains, subject.classes, validation.split)
     folds = list(validation_parts(whole, validation.split, validation.folds, validation.used))
-    data = subject.digest()
+    data = digests(subject, (job for mine in jobs.values() for job in mine.values()))
     kept: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for (method, place, seed), mine in jobs.items():
         specs = [job.model_dump(mode="json") for job in mine.values()]
-        name, key = f"{method}-{seed}", key_of(FORM, data, vars(validation), list(grid.rounds), specs)
+        read = data[next(iter(mine.values())).strategy.takes_class_vectors]
+        name, key = f"{method}-{seed}", key_of(FORM, read, vars(validation), list(grid.rounds), specs)
         found = store.get(name, key)
         if found is None:
             found = _scores(subject, mine, folds, grid)

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from veilfed.jobs import TrainedSpec
+from veilfed_study.summary import spread
 
 __all__ = [
     "OURS",
@@ -14,15 +13,18 @@ __all__ = [
     "all_tables",
     "analytic",
     "clients",
+    "cosine",
     "costs",
     "difference",
     "differences",
+    "early_conflict",
     "figures",
     "gap",
     "geometry",
     "matrix",
     "percent",
     "settings",
+    "shared_rounds",
 ]
 
 Document = Mapping[str, Any]
@@ -108,15 +110,37 @@ def costs(document: Document) -> Table:
 def geometry(document: Document) -> Table:
     """Gradient conflict, and condition numbers at the end, of the methods that have them."""
     rows = []
-    for found in document["methods"].values():
-        conflict, condition = found["conflict"], found["condition_number"]
-        if conflict is not None:
-            conditions = (
-                ["-", "-"] if condition is None else [f"{condition['mean']:.2f}", f"{condition['largest']:.2f}"]
-            )
-            rows.append([found["label"], f"{conflict['mean']:.3f}", *conditions])
+    known = [name for name, found in document["methods"].items() if found["conflict"] is not None]
+    cosines = early_conflict(document, known)
+    for name in known:
+        found = document["methods"][name]
+        condition = found["condition_number"]
+        conditions = ["-", "-"] if condition is None else [f"{condition['mean']:.2f}", f"{condition['largest']:.2f}"]
+        rows.append([found["label"], cosine(cosines[name]), *conditions])
     columns = ["method", "cosine of steps", "condition number, mean", "largest"]
     return Table(f"{document['task']}: gradient conflict and condition numbers", columns, rows)
+
+
+def shared_rounds(document: Document, methods: Sequence[str]) -> int:
+    """The rounds that all of these methods have."""
+    return min((len(document["methods"][name]["conflict"]["by_round"]) for name in methods), default=0)
+
+
+def early_conflict(document: Document, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Method -> the mean cosine of steps over the rounds that all of them have, with its spread over the seeds.
+
+    It changes from round to round, so means over unlike numbers of rounds could not be compared.
+    """
+    count = shared_rounds(document, methods)
+    return {
+        name: spread([sum(row[:count]) / count for row in document["methods"][name]["conflict"]["seeds"]])
+        for name in methods
+    }
+
+
+def cosine(value: Mapping[str, Any]) -> str:
+    """Of a mean with its spread."""
+    return f"{value['mean']:.2f}" + ("" if value["sd"] is None else f" ± {value['sd']:.2f}")
 
 
 def settings(document: Document) -> Table:
@@ -124,7 +148,9 @@ def settings(document: Document) -> Table:
     keys = ["rounds", "classifier_rate", "transform_rate", "blocks"]
     rows = []
     for found in document["methods"].values():
-        used = found["settings"]
+        used = dict(found["settings"])
+        if "header_rate" in used:  # FedGH: the aggregator trains w_g with this rate, the institution only a copy
+            used["rate of the institution's copy of w_g"] = used.pop("classifier_rate")
         others = [
             f"{name} {value}"
             for name, value in used.items()
@@ -151,12 +177,12 @@ def difference(document: Document, one: str, other: str, figure: str) -> str:
 
 
 def gap(document: Document, one: str, other: str, figure: str) -> tuple[float, float, float] | None:
-    """one - other: the mean over the seeds, and the 2.5th and 97.5th percentile of the draws (`resampling`)."""
+    """one - other: the mean over the seeds, and the ends of its interval (`resampling`)."""
     found = [document["methods"][name] for name in (one, other)]
     if any(method[figure]["mean"] is None for method in found):
         return None
-    low, high = np.percentile(np.subtract(*(method["draws"][figure] for method in found)), [2.5, 97.5])
-    return found[0][figure]["mean"] - found[1][figure]["mean"], float(low), float(high)
+    low, high = document["intervals"][one][other][figure]
+    return found[0][figure]["mean"] - found[1][figure]["mean"], low, high
 
 
 def clients(document: Document) -> Table:

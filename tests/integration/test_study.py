@@ -201,7 +201,8 @@ def test_a_report_of_a_real_task(tmp_path: Path) -> None:
     done = call("study", "report", *words)
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert "Written by `veilfed study report --tasks heart --seeds 50 --scale-seeds none`" in text
+    command = "veilfed study report --tasks heart --seeds 50 --scale-seeds none --out results --page results-fedot.md"
+    assert f"Written by `{command}`" in text
     found = json.loads((tmp_path / "out" / "heart-minilm" / "study.json").read_text())
     assert set(found["methods"]) == set(METHODS)
     for name in ("ridge-pooled", "ridge-alone"):

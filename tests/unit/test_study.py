@@ -114,7 +114,7 @@ def test_conflict_is_there_for_methods_that_send_a_classifier(whole: tuple[Resul
             assert found["conflict"] is None
         else:
             assert len(found["conflict"]["by_round"]) == 3
-            assert found["conflict"]["mean"] == pytest.approx(np.mean(found["conflict"]["by_round"]))
+            assert np.mean(found["conflict"]["seeds"], axis=0) == pytest.approx(found["conflict"]["by_round"])
 
 
 def test_conflict_is_the_mean_cosine_of_the_steps() -> None:
@@ -167,9 +167,9 @@ def without_seconds(results: Results) -> dict[Cell, Any]:
 
 
 def test_results_of_other_settings_or_data_are_computed_anew(tmp_path: Path) -> None:
-    def kept(subject: Subject, rounds: int) -> list[bool]:
+    def kept(subject: Subject, rounds: int, method: str = "averaging") -> list[bool]:
         told: list[bool] = []
-        run(subject, ["averaging"], [50], settings(rounds), Store(tmp_path), lambda _, was: told.append(was))
+        run(subject, [method], [50], settings(rounds), Store(tmp_path), lambda _, was: told.append(was))
         return told
 
     assert kept(SUBJECT, 2) == [False] * 3
@@ -179,6 +179,12 @@ def test_results_of_other_settings_or_data_are_computed_anew(tmp_path: Path) -> 
     assert kept(other, 1) == [False] * 3
     # And do not take the place of the first.
     assert kept(SUBJECT, 2) == [True] * 3
+    # Class vectors are data of those methods that take them, and of no others.
+    prompts = replace(SUBJECT, _vectors=lambda: np.eye(3, 8, 1, dtype=np.float32))
+    assert kept(prompts, 2) == [True] * 3
+    assert kept(SUBJECT, 2, "fedot-b-text") == [False] * 3
+    assert kept(prompts, 2, "fedot-b-text") == [False] * 3
+    assert kept(SUBJECT, 2, "fedot-b-text") == [True] * 3
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
@@ -295,6 +301,13 @@ def test_a_sweep_goes_on_where_it_was_stopped_and_knows_the_defaults_of_a_job(
     monkeypatch.setitem(METHODS, "averaging", batches)
     sweep.sweep(SUBJECT, ["averaging"], [50], GRID, VALIDATION, Store(tmp_path))
     assert finished() == 2 * first
+
+
+def test_more_folds_than_the_groups_fill_are_refused_before_anything_is_run(tmp_path: Path) -> None:
+    many = sweep.Validation(50, 40, 40)
+    with refused(Code.DATA_INVALID, "domain one: its 108 training rows are too few for 40 folds"):
+        sweep.sweep(SUBJECT, ["averaging"], [50], GRID, many, Store(tmp_path / "sweep"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sweep_checks_all_jobs_before_it_runs_one(tmp_path: Path) -> None:

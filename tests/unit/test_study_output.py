@@ -16,7 +16,7 @@ from veilfed_study import page, plots, tables
 from veilfed_study.methods import METHODS, MethodSettings, Settings
 from veilfed_study.parts import split_parts
 from veilfed_study.report import keep
-from veilfed_study.resampling import DRAWS, drawn, matrices, weights_of
+from veilfed_study.resampling import DRAWS, drawn, interval, matrices, pieces
 from veilfed_study.runner import run
 from veilfed_study.scale import Division, clients_of, scale
 from veilfed_study.store import Store
@@ -111,32 +111,58 @@ def shifted(value: dict[str, Any]) -> dict[str, Any]:
     return value if value["mean"] is None else {**value, "mean": value["mean"] / 2}
 
 
-def test_a_difference_has_the_interval_of_its_draws() -> None:
-    draws = np.linspace(0.1, 0.2, 1001).tolist()
-    mean = {"mean": 0.5}, {"mean": 0.4}
-    methods = {"one": {"C": mean[0], "draws": {"C": draws}}, "two": {"C": mean[1], "draws": {"C": [0.0] * 1001}}}
-    assert tables.difference({"methods": methods}, "one", "two", "C") == "+10.0 (+10.2 to +19.8)"
+def test_a_difference_has_its_interval() -> None:
+    methods = {"one": {"C": {"mean": 0.5}}, "two": {"C": {"mean": 0.4}}}
+    intervals = {"one": {"two": {"C": [0.1025, 0.1975]}}}
+    found = {"methods": methods, "intervals": intervals}
+    assert tables.difference(found, "one", "two", "C") == "+10.0 (+10.2 to +19.8)"
     alone = {"one": methods["one"], "two": {"C": {"mean": None}}}
     assert tables.difference({"methods": alone}, "one", "two", "C") == "-"
 
 
+def test_an_interval_leaves_out_two_and_a_half_of_a_hundred_on_each_side() -> None:
+    draws = np.linspace(0.1, 0.2, 1001)
+    np.testing.assert_allclose(interval(draws, 0 * draws), [0.1025, 0.1975])
+
+
 def test_whoever_leads_by_less_than_the_interval_is_level(found: dict[str, Any]) -> None:
     def lead(low: float, high: float) -> str:
-        rows = {
-            "fedot-b": {"label": "B", "C": {"mean": 0.6}, "draws": {"C": [low, high]}},
-            "fedlt": {"label": "LT", "C": {"mean": 0.5}, "draws": {"C": [0.5, 0.5]}},
+        rows = {"fedot-b": {"label": "B", "C": {"mean": 0.6}}, "fedlt": {"label": "LT", "C": {"mean": 0.5}}}
+        made = {"methods": rows, "intervals": {"fedot-b": {"fedlt": {"C": [low, high]}}}}
+        return page._lead(made, "C").split(":")[0]
+
+    assert (lead(0.05, 0.15), lead(-0.05, 0.15), lead(0.0, 0.15)) == ("yes", "level", "level")
+
+
+def test_steps_conflict_least_in_the_order_of_the_paper_over_the_rounds_that_all_have() -> None:
+    def order(*rows: list[list[float]]) -> str:
+        names = ("fedot", "fedlt", "fedadapter")
+        methods = {
+            name: {"conflict": {"by_round": seeds[0], "seeds": seeds}} for name, seeds in zip(names, rows, strict=True)
         }
-        return page._lead({"methods": rows}, "C").split(":")[0]
+        return page._order({"methods": methods})
 
-    assert (lead(0.55, 0.65), lead(0.45, 0.65), lead(0.5, 0.65)) == ("yes", "level", "yes")
+    # The third round of the first is not compared: the others have two.
+    last = [[0.1, 0.1], [0.2, 0.2]]
+    assert order([[0.8, 0.8, -1], [0.9, 0.9, -1]], [[0.5, 0.5], [0.6, 0.6]], last) == (
+        "yes: 0.85 ± 0.07, 0.55 ± 0.07, 0.15 ± 0.07 (rounds 1 to 2)"
+    )
+    assert order([[0.55, 0.55], [0.65, 0.65]], [[0.5, 0.5], [0.6, 0.6]], last).startswith("level")
+    assert order([[0.3, 0.3], [0.4, 0.4]], [[0.5, 0.5], [0.6, 0.6]], last).startswith("no")
 
 
-def test_draws_of_two_methods_are_on_the_same_samples(found: dict[str, Any]) -> None:
-    for method in found["methods"].values():
-        assert len(method["draws"]["P"]) == DRAWS
-        assert np.mean(method["draws"]["P"]) == pytest.approx(method["P"]["mean"], abs=0.01)
-    rows = [found["methods"][name]["draws"]["P"] for name in ("fedot", "fedot-b")]
-    assert np.std(np.subtract(*rows)) < np.std(rows[0])
+def test_intervals_of_two_methods_are_on_the_same_samples(found: dict[str, Any]) -> None:
+    """The interval is narrower than that of one method alone, and the other way round it is the same."""
+    intervals = found["intervals"]
+    low, high = intervals["fedot"]["fedot-b"]["P"]
+    assert low <= tables.gap(found, "fedot", "fedot-b", "P")[0] <= high  # type: ignore[index]
+    np.testing.assert_allclose(intervals["fedot-b"]["fedot"]["P"], [-high, -low])
+    assert intervals["all-local"]["fedot"].keys() == {"P"}
+    parts = [split_parts(SUBJECT.domains, CLASSES, 50)]
+    hits = [[{name: [row // 2 % 2 for row in range(len(part.held))] for name, part in parts[0].items()}] * 3]
+    both = drawn(parts, {"one": hits, "two": hits}, 50)
+    assert interval(both["one"][:, 0, 1], both["two"][:, 0, 1]) == [0, 0]
+    assert np.std(both["one"][:, 0, 1]) > 0.01
 
 
 def test_equal_weights_would_give_the_matrix_itself() -> None:
@@ -149,20 +175,42 @@ def test_equal_weights_would_give_the_matrix_itself() -> None:
 
 
 def test_draws_move_with_the_seeds_and_stay_where_all_agree() -> None:
-    ones = np.ones((DRAWS, 2, 2))
-    np.testing.assert_allclose(drawn([ones, ones, ones]), ones)
-    spread = drawn([0 * ones, ones])[:, 0, 0]
-    assert abs(spread.mean() - 0.5) < 0.05
-    assert spread.std() > 0.2
+    parts = [split_parts(SUBJECT.domains, CLASSES, 50)] * 3
+    right, wrong = (
+        [{name: [value] * len(part.held) for name, part in parts[0].items()} for _ in NAMES] for value in (1, 0)
+    )
+    found = drawn(parts, {"all": [right, right, right], "one": [right, wrong, wrong]}, 50)
+    assert found["all"].shape == (DRAWS, 3, 3)
+    np.testing.assert_allclose(found["all"], 1)
+    assert abs(found["one"].mean() - 1 / 3) < 0.01
+    assert found["one"][:, 0, 0].std() > 0.2
 
 
 def test_weights_are_of_groups_and_add_up() -> None:
     parts = split_parts(SUBJECT.domains, CLASSES, 50)
-    for name, weights in weights_of(parts, 50).items():
-        assert weights.shape == (DRAWS, len(parts[name].held))
-        np.testing.assert_allclose(weights.sum(axis=1), 1)
-        groups = [parts[name].domain.samples.groups[row] for row in parts[name].held]
-        assert len(np.unique(weights[0])) == len(set(groups))
+    count = 0
+    for (found,) in pieces([parts], 50):
+        for name, weights in found.items():
+            assert weights.shape[1] == len(parts[name].held)
+            np.testing.assert_allclose(weights.sum(axis=1), 1)
+            groups = [parts[name].domain.samples.groups[row] for row in parts[name].held]
+            assert len(np.unique(weights[0])) == len(set(groups))
+        count += len(weights)
+    assert count == DRAWS
+
+
+def test_a_row_that_two_seeds_test_has_one_weight() -> None:
+    """Splits of a seed each: weights of the rows that both test are in the same proportions."""
+    first, second = (split_parts(SUBJECT.domains, CLASSES, seed) for seed in (50, 77))
+    one, other = next(pieces([first, second], 50))
+    for name in NAMES:
+        shared = np.intersect1d(first[name].held, second[name].held)
+        assert 0 < len(shared) < len(first[name].held)
+        rows = [
+            weights[name][0, np.searchsorted(parts[name].held, shared)]
+            for weights, parts in ((one, first), (other, second))
+        ]
+        np.testing.assert_allclose(rows[0] / rows[0].sum(), rows[1] / rows[1].sum())
 
 
 # Many clients.
