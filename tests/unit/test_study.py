@@ -441,8 +441,10 @@ def test_counts_are_from_one_on() -> None:
 
 def test_blocks_that_do_not_divide_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     bad = Settings(methods={"fedot-b": MethodSettings(rounds=1, strategy={"blocks": 3})})
-    with refused(Code.JOB_INVALID, "blocks (3) must divide dimension (8)"):
-        run(SUBJECT, ["averaging", "fedot-b"], [50], bad, Store(tmp_path))
+    with refused(Code.JOB_INVALID, "blocks (3) must divide dimension (8)") as caught:
+        run(SUBJECT, ["averaging", "fedot-b"], [50], bad, Store(tmp_path / "cells"))
+    assert caught.value.message.startswith("method fedot-b: strategy")  # no line: the settings' text is not the job's
+    assert caught.value.hint == "Correct the settings of the method."
     assert list(tmp_path.iterdir()) == []
 
 

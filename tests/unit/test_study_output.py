@@ -59,6 +59,7 @@ def test_tables_have_the_figures(found: dict[str, Any]) -> None:
     shown = tables.settings(found).markdown()
     assert "| FedLT | 2 | 0.005 | 0.0005 | - | - |" in shown
     assert "| FEDOT(+B) | 2 | 0.005 | 0.0005 | 2 | transform orthogonal |" in shown
+    assert re.search(r"\| FedGH \| 2 \| - \| 0.0005 \| 1 \| .*rate of the institution's copy of w_g 0.005", shown)
     costs = tables.costs(found).markdown()
     assert f"| FEDOT | {2 * 8} | " in costs
 
