@@ -192,7 +192,7 @@ async def test_a_service_whose_certificate_is_not_valid_yet(tmp_path: Path) -> N
     """It serves, but nobody talks to it: callers refuse it until the date has come, and then go on by themselves."""
     federation = make_federation(tmp_path / "federation", ["north"])
     shutil.rmtree(federation.folder / "aggregator")
-    valid = datetime.now(UTC) + timedelta(seconds=12)
+    valid = (datetime.now(UTC) + timedelta(seconds=12)).replace(microsecond=0)  # certificates know whole seconds
     federation.make(federation.aggregator_id, federation.folder / "aggregator", not_before=valid)
     with running_aggregator(federation, tmp_path / "aggregator") as aggregator:
         north = ScriptedAgent(federation.agents["north"], aggregator.address, federation.aggregator_id)
