@@ -21,7 +21,7 @@ from veilfed_study.cells import Cell, job_of
 from veilfed_study.methods import METHODS, MethodSettings, Settings, built_in_settings, named, possible, read_settings
 from veilfed_study.options import choice, counts
 from veilfed_study.parts import Domain, Part, fold_numbers, split_parts, validation_parts
-from veilfed_study.report import tasks
+from veilfed_study.report import Asked, tasks
 from veilfed_study.runner import Results, run
 from veilfed_study.simulation import last_model
 from veilfed_study.store import Store
@@ -416,6 +416,15 @@ def test_a_subject_is_a_task_or_a_folder_with_a_model(tmp_path: Path) -> None:
         choice(task="heart", data=tmp_path)
     with refused(Code.INPUT_INVALID, "--data needs --fm"):
         choice(data=tmp_path)
+
+
+def test_conclusions_by_hand_are_only_for_the_figures_that_they_are_about() -> None:
+    every = list(TASKS)
+    assert Asked(every, [50, 77, 98], [50, 77]).whole
+    assert not Asked(every[:1], [50, 77, 98], [50, 77]).whole
+    assert not Asked(every, [50, 77], [50, 77]).whole
+    assert not Asked(every, [50, 77, 98], [50]).whole
+    assert not Asked(every, [50, 77, 98], []).whole
 
 
 def test_the_tasks_of_a_report_are_named_or_refused() -> None:
