@@ -71,9 +71,9 @@ class Agent:
         self.seconds = 0.0
         self.bytes = 0
 
-    def refresh(self, masked: Any, shift: int) -> Any:
+    def refresh(self, masked: Any, shift: int, limbs: int) -> Any:
         started = time.perf_counter()
-        fresh = self.vault.refresh(masked, shift)
+        fresh = self.vault.refresh(masked, shift, limbs)
         self.seconds += time.perf_counter() - started
         self.bytes += wire_bytes(len(masked), 2, masked.shape[2]) + wire_bytes(len(fresh), 1, fresh.shape[2])
         return fresh

@@ -34,7 +34,7 @@ def planned(case: Case, parameters: Parameters) -> Planner:
     made = case.block(x, mask, Shape(1, PADDING_SCALE, limbs), planner)
     assert (len(made), made.components) == (CHANNELS, 2)
     if case.block.weights.gains is None:
-        assert (made.scale, made.limbs) == (SCALE, limbs)
+        assert (made.scale, made.limbs) == (SCALE, case.block.lowest + 3)
     else:
         assert made.limbs == case.block.lowest + 2
     return planner

@@ -109,7 +109,7 @@ class Vault:
         slots: Real = np.asarray(self.seal.decrypt(PyCtxt(pyfhel=self.seal, bytestring=data, scheme="ckks")))
         return slots
 
-    def refresh(self, masked: Float, shift: int = 0) -> Float:
+    def refresh(self, masked: Float, shift: int, limbs: int) -> Float:
         """Fresh ciphertexts [C, 2, limbs, n] of what is in masked ones of a lower level, divided by 2^shift."""
-        lifted = lift(self.open(masked), self.parameters.limbs, self.basis, shift)
+        lifted = lift(self.open(masked), limbs, self.basis, shift)
         return self.encrypt(lifted, secrets.token_bytes(SEED_BYTES))

@@ -22,6 +22,8 @@ __all__ = ["Block", "Ranges", "Weights"]
 
 EXPONENTIAL_FACTOR = 720.0
 EXPONENTIAL_LEVELS = 3
+# What the stream has above the lowest: its squares take one, the normalised stream may have two and costs one.
+STREAM_LEVELS = 3
 GOLDSCHMIDT_DEGREE = 7
 
 
@@ -70,8 +72,8 @@ class Block:
     def __call__(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
         """The stream after the block from the stream before it.
 
-        Pre-normalised, both are at the highest level and the parameters' scale. Post-normalised, the stream is one that
-        normalisation has left, two limbs above the lowest or higher, and its scale is its own.
+        Pre-normalised, both are three limbs above the lowest, or higher, and at the parameters' scale. Post-normalised,
+        the stream is one that normalisation has left, two limbs above the lowest or higher, and its scale is its own.
         """
         if self.weights.gains is None:
             h = self._around(
@@ -104,7 +106,8 @@ class Block:
             kept = self._centred(stream.at(added.limbs), gain, added.scale, operations)
         operations.phase("refresh")
         scale = 2.0**operations.parameters.scale_bits
-        return operations.refresh(operations.add(added, kept), self.ranges.stream, self._shift(added, scale))
+        total = operations.add(added, kept)
+        return operations.refresh(total, self.ranges.stream, self._shift(added, scale), self.lowest + STREAM_LEVELS)
 
     def _centred(self, x: B, gain: Real, scale: float, operations: Operations[B]) -> B:
         """gain x minus its mean over channels, for no level: d times each less the sum, read at d times the scale."""
@@ -120,7 +123,7 @@ class Block:
         head, scale = channels // self.heads, 2.0**operations.parameters.scale_bits
         operations.phase("queries, keys, values")
         qkv = self._layer(self.weights.query_key_value, normed, mask, operations)
-        qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, scale))
+        qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, scale), self.lowest + 2)
         weighted, sums = [], []
         for number in range(self.heads):
             first = number * head
@@ -129,9 +132,10 @@ class Block:
             # A rotation at twice the limbs costs four times as much: as low as can be, and a refresh after it.
             limbs = self.lowest + 1
             scores = self.diagonals.scores(q.at(limbs), k.at(limbs), operations)
-            scores = operations.refresh(scores, ranges.score, self._shift(scores, scale))
+            limbs = self.lowest + 2 + EXPONENTIAL_LEVELS
+            scores = operations.refresh(scores, ranges.score, self._shift(scores, scale), limbs)
             operations.phase(f"head {number + 1}: exponential")
-            weights = exponential(scores.at(self.lowest + 2 + EXPONENTIAL_LEVELS), operations)
+            weights = exponential(scores, operations)
             # Without the factor that the exponential has: the same ciphertexts, read at a larger scale.
             weights = weights.read_at(weights.scale * EXPONENTIAL_FACTOR)
             operations.phase(f"head {number + 1}: sums")

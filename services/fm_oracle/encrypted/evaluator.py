@@ -23,9 +23,10 @@ from veilfed.errors import Code, VeilfedError
 
 __all__ = ["Evaluator"]
 
-# The agent: opens masked ciphertexts [C, 2, limbs, n], shifts what it finds to the right, and encrypts it again at the
-# highest level.
-Agent = Callable[[Float, int], Float]
+# The agent: opens masked ciphertexts [C, 2, limbs, n], shifts what it finds to the right, and encrypts it again with so
+# many limbs.
+Agent = Callable[[Float, int, int], Float]
+REFRESHED_TOGETHER = 64
 
 
 class Evaluator(Operations[Ciphertexts]):
@@ -195,10 +196,16 @@ class Evaluator(Operations[Ciphertexts]):
     def linear(self, layer: Layer, x: Ciphertexts) -> Ciphertexts:
         return linear_layer(layer, x, self.basis)
 
-    def refresh(self, x: Ciphertexts, largest: float, shift: int) -> Ciphertexts:
-        self.hidden(x, largest)
-        masked, kept = hide(x, self.public_key, self.basis, shift)
-        return reveal(self._agent(masked.values, shift), kept, self.basis)
+    def refresh(self, x: Ciphertexts, largest: float, shift: int, limbs: int | None = None) -> Ciphertexts:
+        limbs = self.refreshed_limbs(x, largest, limbs)
+        out = np.empty((len(x), 2, limbs, self.basis.n))
+        # A part at a time: both sides hold several copies of what is on its way.
+        for start in range(0, len(x), REFRESHED_TOGETHER):
+            part = x[start : start + REFRESHED_TOGETHER]
+            masked, kept = hide(part, self.public_key, self.basis, shift)
+            fresh = self._agent(masked.values, shift, limbs)
+            out[start : start + len(part)] = reveal(fresh, kept, self.basis).values
+        return Ciphertexts(out, x.scale / 2**shift)
 
 
 # Digits and sums of a key switch that are in memory at a time.

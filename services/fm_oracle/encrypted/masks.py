@@ -53,7 +53,7 @@ def hide(x: Ciphertexts, public_key: Float, basis: Basis, shift: int) -> tuple[C
     """What the agent gets for a refresh, and what the oracle keeps meanwhile.
 
     The agent divides what it opens by 2^shift. That the modulus is large enough for the signal is for the caller to see
-    (Operations.hidden).
+    (Operations.refreshed_limbs).
     """
     fresh = rerandomise(x, public_key, basis)
     masks = np.empty((len(x), x.limbs, basis.n))

@@ -134,8 +134,11 @@ class Operations(ABC, Generic[B]):
         """The layer's outputs, at the scale of x times the layer's."""
 
     @abstractmethod
-    def refresh(self, x: B, largest: float, shift: int) -> B:
-        """x at the highest level, its scale divided by 2^shift; `largest` bounds what is in the slots."""
+    def refresh(self, x: B, largest: float, shift: int, limbs: int | None = None) -> B:
+        """x with so many limbs, else all, its scale divided by 2^shift; `largest` bounds what is in the slots.
+
+        Fewer limbs than all are fewer bytes and less work for both sides.
+        """
 
     def brought(self, x: B, constant: float, largest: float) -> B:
         """x times a constant, refreshed, at exactly the scale of the parameters.
@@ -146,8 +149,16 @@ class Operations(ABC, Generic[B]):
         scaled = self.times(x, [constant] * len(x), scale)
         return self.refresh(scaled, largest, CONSTANT_BITS)
 
-    def hidden(self, x: B, largest: float) -> None:
-        """Raises VeilfedError(INPUT_INVALID) where the modulus of x is too small for a refresh to hide it."""
+    def refreshed_limbs(self, x: B, largest: float, limbs: int | None) -> int:
+        """The limbs that a refresh gives.
+
+        Raises VeilfedError(INPUT_INVALID) where there are fewer, and where the modulus of x is too small to hide it.
+        """
+        limbs = self.parameters.limbs if limbs is None else limbs
+        if not x.limbs <= limbs <= self.parameters.limbs:
+            raise VeilfedError(
+                Code.INPUT_INVALID, f"a refresh from {x.limbs} to {limbs} limbs: there are {self.parameters.limbs}"
+            )
         signal = math.log2(largest * x.scale) + 1
         modulus = sum(math.log2(q) for q in self.parameters.primes[: x.limbs])
         if modulus - 1 - signal < MARGIN_BITS:
@@ -157,6 +168,7 @@ class Operations(ABC, Generic[B]):
                 f" a refresh needs {MARGIN_BITS} bits more than it",
                 "Refresh earlier, or at a smaller scale.",
             )
+        return limbs
 
     def matching(self, x: B, y: B) -> None:
         """Raises VeilfedError(INPUT_INVALID) where x and y differ in level, components or scale."""

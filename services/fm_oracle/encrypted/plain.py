@@ -77,6 +77,6 @@ class PlainEvaluator(Operations[Slots]):
     def linear(self, layer: Layer, x: Slots) -> Slots:
         return replace(x, values=(layer.integers / layer.scale) @ x.values, scale=x.scale * layer.scale)
 
-    def refresh(self, x: Slots, largest: float, shift: int) -> Slots:
-        self.hidden(x, largest)
-        return replace(x, scale=x.scale / 2**shift, limbs=self.parameters.limbs)
+    def refresh(self, x: Slots, largest: float, shift: int, limbs: int | None = None) -> Slots:
+        limbs = self.refreshed_limbs(x, largest, limbs)
+        return replace(x, scale=x.scale / 2**shift, limbs=limbs)

@@ -121,9 +121,9 @@ class Planner(Operations[Shape]):
         out = replace(x, count=count, scale=x.scale * layer.scale)
         return self._done(out, multiply_adds=count * fan_in * x.components * x.limbs)
 
-    def refresh(self, x: Shape, largest: float, shift: int) -> Shape:
-        self.hidden(x, largest)
-        out = replace(x, scale=x.scale / 2**shift, limbs=self.parameters.limbs)
+    def refresh(self, x: Shape, largest: float, shift: int, limbs: int | None = None) -> Shape:
+        limbs = self.refreshed_limbs(x, largest, limbs)
+        out = replace(x, scale=x.scale / 2**shift, limbs=limbs)
         return self._done(out, refreshed=x.count)
 
 
