@@ -71,7 +71,7 @@ def test_linear_algebra_finds_the_weights_unless_randomness_is_fresh(bench: Benc
     assert (recovered(x, y, q) == layer.integers.astype(int)).all()
     fresh = rerandomise(y, bench.public_key, bench.basis)
     assert not (recovered(x, fresh, q) == layer.integers.astype(int)).any()
-    masked, _ = hide(y, bench.public_key, bench.basis, 0)
+    masked, _ = hide(y, bench.public_key, bench.basis)
     assert not (recovered(x, masked, q) == layer.integers.astype(int)).any()
 
 
@@ -85,7 +85,7 @@ def test_without_a_mask_the_agent_would_see_the_plaintext(bench: Bench) -> None:
 def test_what_is_opened_for_a_refresh_is_uniform_for_any_plaintext(bench: Bench, largest: float) -> None:
     x = bench.encrypted(min(largest, 1.0), 2)
     x = Ciphertexts(x.values, x.scale) if largest <= 1 else bench.evaluator.times(x, [largest] * 2, 2 * x.scale)
-    masked, _ = hide(x, bench.public_key, bench.basis, 0)
+    masked, _ = hide(x, bench.public_key, bench.basis)
     assert uniformity(bench, bench.vault.open(masked.values)) > LEAST
 
 

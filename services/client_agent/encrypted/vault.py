@@ -30,7 +30,7 @@ class Vault:
         self.steps = tuple(sorted({step % basis.parameters.slots for step in steps} - {0}))
         self.seal = Pyfhel()
         bits = [*parameters.data_bits, parameters.special_bits]
-        self.seal.contextGen(scheme="ckks", n=parameters.n, scale=2.0**parameters.scale_bits, qi_sizes=bits)
+        self.seal.contextGen(scheme="ckks", n=parameters.n, scale=parameters.scale, qi_sizes=bits)
         if tuple(int(q) for q in self.seal.get_qi()) != parameters.primes:
             raise VeilfedError(Code.INTERNAL, "SEAL has chosen other primes than this software")
         self.seal.keyGen()

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fm_oracle.encrypted.block import Ranges, Weights
+from fm_oracle.encrypted.polynomials import EXPONENTIAL_DEGREE
 
 __all__ = ["Seen", "StudentBlock", "taylor"]
 
-DEGREE = 6
 # Room around what was seen: data to come may go a little beyond.
 ROOM = 1.25
 
@@ -24,7 +24,7 @@ ROOM = 1.25
 def taylor(x: Tensor) -> Tensor:
     """The exponential's polynomial of degree 6 (BlindFed, section 4.1)."""
     total = torch.ones_like(x)
-    for k in range(DEGREE, 0, -1):
+    for k in range(EXPONENTIAL_DEGREE, 0, -1):
         total = 1 + total * x / k
     return total
 

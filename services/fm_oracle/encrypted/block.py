@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from fm_oracle.encrypted.attention import Diagonals
 from fm_oracle.encrypted.norm import Norm
 from fm_oracle.encrypted.operations import B, Layer, Operations, Real
-from fm_oracle.encrypted.polynomials import exponential
+from fm_oracle.encrypted.polynomials import EXPONENTIAL_DEGREE, exponential
 from fm_oracle.encrypted.softmax import goldschmidt
 
 __all__ = ["Block", "Ranges", "Weights"]
 
-EXPONENTIAL_FACTOR = 720.0
 EXPONENTIAL_LEVELS = 3
 # What the stream has above the lowest: its squares take one, the normalised stream may have two and costs one.
 STREAM_LEVELS = 3
@@ -105,7 +104,7 @@ class Block:
         else:
             kept = self._centred(stream.at(added.limbs), gain, added.scale, operations)
         operations.phase("refresh")
-        scale = 2.0**operations.parameters.scale_bits
+        scale = operations.parameters.scale
         total = operations.add(added, kept)
         return operations.refresh(total, self.ranges.stream, self._shift(added, scale), self.lowest + STREAM_LEVELS)
 
@@ -120,7 +119,7 @@ class Block:
     def _attention(self, normed: B, mask: B, padding: B, operations: Operations[B]) -> B:
         """W_o attention + b_o of a normalised stream at the lowest level; not refreshed."""
         channels, ranges = len(normed), self.ranges
-        head, scale = channels // self.heads, 2.0**operations.parameters.scale_bits
+        head, scale = channels // self.heads, operations.parameters.scale
         operations.phase("queries, keys, values")
         qkv = self._layer(self.weights.query_key_value, normed, mask, operations)
         qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, scale), self.lowest + 2)
@@ -137,7 +136,7 @@ class Block:
             operations.phase(f"head {number + 1}: exponential")
             weights = exponential(scores, operations)
             # Without the factor that the exponential has: the same ciphertexts, read at a larger scale.
-            weights = weights.read_at(weights.scale * EXPONENTIAL_FACTOR)
+            weights = weights.read_at(weights.scale * math.factorial(EXPONENTIAL_DEGREE))
             operations.phase(f"head {number + 1}: sums")
             sums.append(self.diagonals.row_sums(weights, operations))
             weighted.append(self.diagonals.apply(weights, v.at(weights.limbs), operations))
@@ -180,7 +179,7 @@ class Block:
 
     def _layer(self, weights: Real, x: B, mask: B, operations: Operations[B]) -> B:
         """W x + b, two components; at a scale that a refresh brings to exactly that of the parameters by a shift."""
-        scale = 2.0**operations.parameters.scale_bits
+        scale = operations.parameters.scale
         layer_scale = scale * 2.0 ** (self.weight_bits + self._shift(x, scale)) / x.scale
         out = operations.linear(Layer.rounded(weights[:, :-1], layer_scale), x)
         if out.components == 3:

@@ -18,6 +18,7 @@ from fm_oracle.encrypted.operations import Layer, Operations
 from veilfed.ckks import kernels
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.keys import EvaluationKeys
+from veilfed.ckks.parameters import balanced
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 
@@ -76,8 +77,7 @@ class Evaluator(Operations[Ciphertexts]):
     def _residues(self, value: float, limbs: int) -> Float:
         """A constant polynomial's residues, of the nearest integer to a value: its transform is constant too."""
         integer = round(value)
-        remainders = [(integer % q, q) for q in self.basis.primes[:limbs]]
-        return np.array([r - q if r > q // 2 else r for r, q in remainders], dtype=np.float64)
+        return np.array([balanced(integer, q) for q in self.basis.primes[:limbs]], dtype=np.float64)
 
     def _each(
         self, kernel: Callable[..., None], x: Ciphertexts, arguments: Callable[[tuple[int, int, int]], tuple[Any, ...]]
@@ -202,9 +202,9 @@ class Evaluator(Operations[Ciphertexts]):
         # A part at a time: both sides hold several copies of what is on its way.
         for start in range(0, len(x), REFRESHED_TOGETHER):
             part = x[start : start + REFRESHED_TOGETHER]
-            masked, kept = hide(part, self.public_key, self.basis, shift)
+            masked, masks = hide(part, self.public_key, self.basis)
             fresh = self._agent(masked.values, shift, limbs)
-            out[start : start + len(part)] = reveal(fresh, kept, self.basis).values
+            out[start : start + len(part)] = reveal(fresh, masks, shift, self.basis)
         return Ciphertexts(out, x.scale / 2**shift)
 
 

@@ -17,7 +17,7 @@ from veilfed.ckks.sampling import Stream, uniform
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Masked", "hide", "rerandomise", "reveal"]
+__all__ = ["hide", "rerandomise", "reveal"]
 
 
 def rerandomise(x: Ciphertexts, public_key: Float, basis: Basis) -> Ciphertexts:
@@ -39,36 +39,25 @@ def _rerandomise(values: Float, public_key: Float, basis: Basis, out: Float) -> 
             kernels.add_product(x, error[limb], key, small[limb], out[component, limb], q, p)
 
 
-class Masked:
-    """Masks [C, limbs, n] of a batch that is out for a refresh. They are used once, and never leave the oracle."""
+def hide(x: Ciphertexts, public_key: Float, basis: Basis) -> tuple[Ciphertexts, Float]:
+    """What the agent gets for a refresh; and the masks [C, limbs, n], which are used once and never leave the oracle.
 
-    def __init__(self, masks: Float, scale: float, shift: int) -> None:
-        self.masks = masks
-        # Of what comes back.
-        self.scale = scale
-        self.shift = shift
-
-
-def hide(x: Ciphertexts, public_key: Float, basis: Basis, shift: int) -> tuple[Ciphertexts, Masked]:
-    """What the agent gets for a refresh, and what the oracle keeps meanwhile.
-
-    The agent divides what it opens by 2^shift. That the modulus is large enough for the signal is for the caller to see
-    (Operations.refreshed_limbs).
+    That the modulus is large enough for the signal is for the caller to see (Operations.refreshed_limbs).
     """
     fresh = rerandomise(x, public_key, basis)
     masks = np.empty((len(x), x.limbs, basis.n))
     basis.each(_mask, ((values[0], mask, basis) for values, mask in zip(fresh.values, masks, strict=True)))
-    return fresh, Masked(masks, x.scale / 2**shift, shift)
+    return fresh, masks
 
 
-def reveal(fresh: Float, masked: Masked, basis: Basis) -> Ciphertexts:
-    """The hidden plaintexts at the level of the agent's fresh ciphertexts [C, 2, limbs, n]."""
-    if len(fresh) != len(masked.masks):
-        raise VeilfedError(Code.INPUT_INVALID, f"{len(fresh)} ciphertexts came back, expected {len(masked.masks)}")
+def reveal(fresh: Float, masks: Float, shift: int, basis: Basis) -> Float:
+    """Ciphertexts of the hidden plaintexts, from the agent's fresh ones [C, 2, limbs, n], divided by 2^shift."""
+    if len(fresh) != len(masks):
+        raise VeilfedError(Code.INPUT_INVALID, f"{len(fresh)} ciphertexts came back, expected {len(masks)}")
     out = fresh.copy()
-    lifted = lift(masked.masks, fresh.shape[2], basis, masked.shift)
+    lifted = lift(masks, fresh.shape[2], basis, shift)
     basis.each(_unmask, ((values[0], mask, basis) for values, mask in zip(out, lifted, strict=True)))
-    return Ciphertexts(out, masked.scale)
+    return out
 
 
 def _mask(values: Float, mask: Float, basis: Basis) -> None:

@@ -145,7 +145,7 @@ class Operations(ABC, Generic[B]):
 
         Where values are squared again and again, so is what their scale has too much: it must be right at the start.
         """
-        scale = 2.0 ** (self.parameters.scale_bits + CONSTANT_BITS)
+        scale = self.parameters.scale * 2.0**CONSTANT_BITS
         scaled = self.times(x, [constant] * len(x), scale)
         return self.refresh(scaled, largest, CONSTANT_BITS)
 

@@ -1,18 +1,16 @@
-"""Polynomials of ciphertexts: the exponential and the reciprocal of the student's softmax.
+"""The exponential of ciphertexts: Taylor's polynomial of degree 6 (BlindFed, section 4.1).
 
-The exponential is Taylor's of degree 6. It has no real root, so it is a product of three quadratics, and takes three
-levels and three relinearisations; its constant factor 1/720 is left to whoever divides. The reciprocal is
-Goldschmidt's, 1/x = prod_i (1 + (1 - x)^(2^i)) for 0 < x < 2 (BlindFed, section 4.1: i from 0 to 7).
+It has no real root, so it is a product of three quadratics, and takes three levels and three relinearisations; its
+constant factor 1/720 is left to whoever divides.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from fm_oracle.encrypted.operations import B, Operations
 
-__all__ = ["EXPONENTIAL_DEGREE", "exponential", "quadratic_factors", "square_of_shifted"]
+__all__ = ["EXPONENTIAL_DEGREE", "exponential", "quadratic_factors"]
 
 EXPONENTIAL_DEGREE = 6
 
@@ -42,14 +40,3 @@ def _quadratic(square: B, x: B, a: float, b: float, operations: Operations[B]) -
     """square + a x + b, at the scale of the square."""
     linear = operations.times(x, [a] * len(x), square.scale)
     return operations.plus(operations.add(square, linear), b)
-
-
-def square_of_shifted(x: B, shift: float, operations: Operations[B]) -> B:
-    """(x + shift)^2 in three components, not rescaled."""
-    shifted = operations.plus(x, shift)
-    return operations.products(shifted, shifted)
-
-
-def reciprocal_steps(degree: int = 7) -> Sequence[int]:
-    """The exponents of 1 - x in Goldschmidt's factors."""
-    return [1 << i for i in range(degree + 1)]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilfed.ckks import kernels, transform
-from veilfed.ckks.parameters import Parameters
+from veilfed.ckks.parameters import Parameters, balanced
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 
@@ -34,7 +34,7 @@ class Basis:
         self.p: Float = 1.0 / self.q
         # inverses[k, j]: the inverse of prime k modulo prime j, balanced; 0 where k is j.
         self.inverses: Float = np.array(
-            [[_inverse(k, j) if k != j else 0.0 for j in self.primes] for k in self.primes], dtype=np.float64
+            [[balanced(pow(k, -1, j), j) if k != j else 0 for j in self.primes] for k in self.primes], dtype=np.float64
         )
         self._pool = ThreadPoolExecutor(threads, "ckks") if threads > 1 else None
 
@@ -99,8 +99,3 @@ class Basis:
         for limb in range(limbs):
             self.forward(coefficients.astype(np.float64), limb, out[limb])
         return out
-
-
-def _inverse(k: int, j: int) -> float:
-    value = pow(k, -1, j)
-    return float(value - j if value > j // 2 else value)

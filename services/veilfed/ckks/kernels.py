@@ -25,7 +25,6 @@ __all__ = [
     "fma",
     "load",
     "multiply",
-    "negate",
     "reduce",
     "rint",
     "scale_difference",
@@ -84,13 +83,6 @@ def subtract(x: Any, y: Any, out: Any, q: float, p: float) -> None:
     """out = x - y, element by element; out may be x."""
     for j in range(x.size):
         out[j] = reduce(x[j] - y[j], q, p)
-
-
-@njit(nogil=True, cache=True)
-def negate(x: Any, out: Any) -> None:
-    """out = -x; out may be x."""
-    for j in range(x.size):
-        out[j] = -x[j]
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ from numba import njit
 
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.kernels import multiply, reduce, scale_difference
+from veilfed.ckks.parameters import balanced
 from veilfed.ckks.transform import Float, forward, inverse
 from veilfed.errors import Code, VeilfedError
 
@@ -28,8 +29,8 @@ def lift(values: Float, limbs: int, basis: Basis, shift: int = 0) -> Float:
     if not low <= limbs <= basis.special or not 0 <= shift <= MAX_SHIFT:
         raise VeilfedError(Code.INPUT_INVALID, f"a polynomial of {low} limbs cannot be lifted to {limbs}, by 2^{shift}")
     out = np.empty((count, limbs, n))
-    remainders = np.array([[_balanced(i % j, j) for i in basis.primes] for j in basis.primes], dtype=np.float64)
-    halves = np.array([_balanced(pow(2, -shift, q), q) for q in basis.primes], dtype=np.float64)
+    remainders = np.array([[balanced(i, j) for i in basis.primes] for j in basis.primes], dtype=np.float64)
+    halves = np.array([balanced(pow(2, -shift, q), q) for q in basis.primes], dtype=np.float64)
     whole = np.array([q % 2**shift for q in basis.primes], dtype=np.int64)
     basis.each(
         _lift,
@@ -39,10 +40,6 @@ def lift(values: Float, limbs: int, basis: Basis, shift: int = 0) -> Float:
         ),
     )
     return out
-
-
-def _balanced(value: int, q: int) -> int:
-    return value - q if value > q // 2 else value
 
 
 @njit(nogil=True, cache=True)

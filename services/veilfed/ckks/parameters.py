@@ -5,7 +5,7 @@ from functools import cached_property
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["MAX_LOG_MODULUS", "MAX_PRIME_BITS", "Parameters"]
+__all__ = ["MAX_LOG_MODULUS", "MAX_PRIME_BITS", "Parameters", "balanced"]
 
 # Largest bits of the whole modulus, special prime included, by log2 of the ring degree: 128 bits of classical security
 # with a ternary secret (HomomorphicEncryption.org security standard, 2018, table 1).
@@ -56,6 +56,10 @@ class Parameters:
         return self.n // 2
 
     @property
+    def scale(self) -> float:
+        return 2.0**self.scale_bits
+
+    @property
     def limbs(self) -> int:
         """Primes of a fresh ciphertext."""
         return len(self.data_bits)
@@ -71,6 +75,12 @@ class Parameters:
         bits = [*self.data_bits, self.special_bits]
         found = {b: _primes_below(b, 2 * self.n, bits.count(b)) for b in set(bits)}
         return tuple(found[b].pop() for b in bits)
+
+
+def balanced(value: int, q: int) -> int:
+    """The integer between -q/2 and q/2 that is congruent to a value modulo the odd q."""
+    remainder = value % q
+    return remainder - q if remainder > q // 2 else remainder
 
 
 def _primes_below(bits: int, factor: int, count: int) -> list[int]:

@@ -13,6 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from veilfed.ckks.kernels import multiply, reduce
+from veilfed.ckks.parameters import balanced
 
 __all__ = ["Float", "Tables", "bit_reversed", "forward", "inverse", "make_tables", "seal_index", "stacked"]
 
@@ -183,7 +184,7 @@ def make_tables(q: int, n: int) -> Tables:
     psi = _smallest_root(q, n)
     w, tail = _twiddles(psi, q, n)
     w_inverse, tail_inverse = _twiddles(pow(psi, -1, q), q, n)
-    return w, tail, w_inverse, tail_inverse, np.array(float(_balanced(pow(n, -1, q), q)))
+    return w, tail, w_inverse, tail_inverse, np.array(float(balanced(pow(n, -1, q), q)))
 
 
 def _smallest_root(q: int, n: int) -> int:
@@ -202,17 +203,13 @@ def _twiddles(psi: int, q: int, n: int) -> tuple[Float, Float]:
     powers = [1] * n
     for i in range(1, n):
         powers[i] = powers[i - 1] * psi % q
-    w = np.array([_balanced(power, q) for power in powers], dtype=np.float64)[bit_reversed(n)]
+    w = np.array([balanced(power, q) for power in powers], dtype=np.float64)[bit_reversed(n)]
     rows = n // 16
     tail = np.empty((15, rows))
     for first, count in ((0, 1), (1, 2), (3, 4), (7, 8)):
         stage = count * rows
         tail[first : first + count] = w[stage : 2 * stage].reshape(rows, count).T
     return w, tail
-
-
-def _balanced(value: int, q: int) -> int:
-    return value - q if value > q // 2 else value
 
 
 def bit_reversed(n: int) -> NDArray[np.int64]:
