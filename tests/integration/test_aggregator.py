@@ -431,8 +431,9 @@ async def test_it_stops_in_order_with_streams_open(federation: Federation, tmp_p
         assert aggregator.process is not None
         async with aggregator.admin() as admin, agent(aggregator, "north") as north:
             job_id = await admin.submit(job_spec(["north", "south"]))
-            watching = asyncio.create_task(_watched(aggregator, job_id))
-            await admin.happened(job_id, "job_submitted")
+            begun = asyncio.Event()
+            watching = asyncio.create_task(_watched(aggregator, job_id, begun))
+            await asyncio.wait_for(begun.wait(), 20)
             aggregator.process.ask_to_stop()
             with refused(Code.UNREACHABLE):
                 await north.next()
@@ -442,7 +443,7 @@ async def test_it_stops_in_order_with_streams_open(federation: Federation, tmp_p
         assert "error" not in aggregator.process.tail()
 
 
-async def _watched(aggregator: Aggregator, job_id: str) -> None:
+async def _watched(aggregator: Aggregator, job_id: str, begun: asyncio.Event) -> None:
     async with aggregator.admin() as admin:
         async for _ in admin.watch(job_id):
-            pass
+            begun.set()
