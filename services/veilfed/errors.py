@@ -74,6 +74,11 @@ class Code(Enum):
     # The institution's policy.
     POLICY_DENIED = _Entry(grpc.StatusCode.PERMISSION_DENIED, 60, "The institution's policy decides what leaves.")
     CONSENT_MISSING = _Entry(grpc.StatusCode.PERMISSION_DENIED, 61, "Approve the job with `veilfed agent approve`.")
+    COHORT_INVALID = _Entry(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        65,
+        "Compare the rosters of the institutions; if they agree, somebody does not follow the protocol.",
+    )
     LEDGER_BROKEN = _Entry(grpc.StatusCode.DATA_LOSS, 62, "The ledger was changed after it was written: investigate.")
     # The rest.
     CANCELLED = _Entry(grpc.StatusCode.CANCELLED, 70, "Start it again when wanted; finished work is kept.")

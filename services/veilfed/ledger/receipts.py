@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import UNREADABLE, identity_of
 from veilfed.identity.names import Identity, Role
+from veilfed.identity.trust import certificates, trusted
 from veilfed.ledger.chain import Head, Record, head_statement
 
 __all__ = ["KIND", "SignedHead", "receipts_path"]
@@ -26,9 +27,6 @@ KIND = "receipt"
 
 # Longer than any chain of so few certificates, and short enough for a record.
 MAX_CERTIFICATE_BYTES = 16 * 1024
-
-# Leaf, an intermediate or two, a root.
-MAX_CHAIN = 4
 
 
 def receipts_path(ledger: Path) -> Path:
@@ -87,7 +85,7 @@ class SignedHead:
             # What is not ASCII could not be read back from the record that it would become.
             if len(self.certificate_pem) > MAX_CERTIFICATE_BYTES or not self.certificate_pem.isascii():
                 raise ValueError
-            return self._check(_certificates(self.certificate_pem), bundle_pem, at)
+            return self._check(certificates(self.certificate_pem), bundle_pem, at)
         except UNREADABLE:
             raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: no readable certificate") from None
 
@@ -102,19 +100,11 @@ class SignedHead:
             key.verify(self.signature, statement, ec.ECDSA(SHA256()))
         except InvalidSignature:
             raise VeilfedError(Code.LEDGER_BROKEN, f"{self}: the signature is wrong") from None
-        if bundle_pem is not None and not _trusted(chain, _certificates(bundle_pem), at):
+        if bundle_pem is not None and not trusted(chain, certificates(bundle_pem), at):
             raise VeilfedError(
                 Code.LEDGER_BROKEN, f"{self}: the certificate of {signer} was not issued under the bundle's roots"
             )
         return signer
-
-
-@lru_cache(maxsize=64)
-def _certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
-    try:
-        return tuple(x509.load_pem_x509_certificates(pem))
-    except ValueError:
-        return ()
 
 
 @lru_cache(maxsize=64)
@@ -129,33 +119,3 @@ def _signer(leaf: x509.Certificate) -> tuple[Identity | None, ec.EllipticCurvePu
         identity if identity.role is Role.AGGREGATOR else None,
         key if isinstance(key, ec.EllipticCurvePublicKey) else None,
     )
-
-
-def _trusted(chain: tuple[x509.Certificate, ...], roots: tuple[x509.Certificate, ...], at: datetime | None) -> bool:
-    """Whether a path of certificates valid at `at` leads from chain[0] to one of the roots."""
-    current = chain[0]
-    for _ in range(MAX_CHAIN):
-        if not _valid(current, at):
-            return False
-        if any(_issued(current, root) and _valid(root, at) for root in roots):
-            return True
-        above = [issuer for issuer in chain[1:] if issuer != current and _issued(current, issuer)]
-        if not above:
-            return False
-        current = above[0]
-    return False
-
-
-def _valid(certificate: x509.Certificate, at: datetime | None) -> bool:
-    return at is None or certificate.not_valid_before_utc <= at <= certificate.not_valid_after_utc
-
-
-@lru_cache(maxsize=64)  # every receipt of a round comes with the same certificates
-def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Whether `issuer` is a certificate authority that signed `certificate`."""
-    try:
-        authority = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        certificate.verify_directly_issued_by(issuer)
-    except UNREADABLE:
-        return False
-    return authority
