@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 
-from aggregator.memory import keep_memory
 from veilfed.identity.material import TlsFiles, load_credentials
 from veilfed.identity.names import Identity, Role
+from veilfed.memory import keep_memory
 from veilfed.rpc.channel import open_channel
 from veilfed.rpc.server import say_ready
 

@@ -3,14 +3,14 @@
     python -m benchmarks.encrypted --json FILE
 
 Needs the extra `encrypted` (and TenSEAL for its ratio). A block has random weights and inputs; its result is compared
-with the same arithmetic on plain slots. Times are of both parties together, in one process, after the compiled kernels
-were made by a small block; tokens are real ones, padding is not counted.
+with the same arithmetic on plain slots. The agent is a process of its own, and what goes between is what the wire
+takes. Times are of both parties together, on the same cores, after the compiled kernels were made by a small block;
+tokens are real ones, padding is not counted. `phases` says where the seconds go, the agent's refreshes included.
 """
 
 import argparse
 import json
 import os
-import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from Pyfhel import Pyfhel
 
-from client_agent.encrypted.vault import Vault
+from benchmarks.encrypted_agent import RemoteAgent, Setting, peak_mb
+from client_agent.encrypted.samples import arrange
 from fm_oracle.encrypted.attention import Diagonals
 from fm_oracle.encrypted.block import Block, Ranges, Weights
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
@@ -30,7 +31,7 @@ from fm_oracle.encrypted.operations import Layer, Real
 from fm_oracle.encrypted.plain import PlainEvaluator, Slots
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.parameters import Parameters
-from veilfed.ckks.sampling import SEED_BYTES
+from veilfed.memory import keep_all_memory
 
 PARAMETERS = Parameters(14, (48, *[36] * 9), 48, 36)
 SCALE, PADDING_SCALE = 2.0**36, 2.0**24
@@ -63,28 +64,6 @@ class Followed(Evaluator):
         self._phase, self._since = name, now
 
 
-class Agent:
-    """The agent's side, with its seconds and bytes."""
-
-    def __init__(self, vault: Vault) -> None:
-        self.vault = vault
-        self.seconds = 0.0
-        self.bytes = 0
-
-    def refresh(self, masked: Any, shift: int, limbs: int) -> Any:
-        started = time.perf_counter()
-        fresh = self.vault.refresh(masked, shift, limbs)
-        self.seconds += time.perf_counter() - started
-        self.bytes += wire_bytes(len(masked), 2, masked.shape[2]) + wire_bytes(len(fresh), 1, fresh.shape[2])
-        return fresh
-
-
-def wire_bytes(count: int, components: int, limbs: int) -> int:
-    """Residues packed to the bits of their primes; a fresh ciphertext's second component is a seed."""
-    bits = sum(PARAMETERS.primes[limb].bit_length() for limb in range(limbs))
-    return count * (components * bits * PARAMETERS.n // 8 + SEED_BYTES)
-
-
 def random_block(size: Size, diagonals: Diagonals, random: np.random.Generator) -> Block:
     d = size.channels
 
@@ -101,44 +80,34 @@ def random_block(size: Size, diagonals: Diagonals, random: np.random.Generator) 
     return Block(weights, ranges, size.heads, diagonals)
 
 
-def encrypted(agent: Agent, slots: Real, scale: float) -> Ciphertexts:
-    seed = secrets.token_bytes(SEED_BYTES)
-    polynomials = np.stack([agent.vault.encode(row * (scale / SCALE)) for row in slots])
-    agent.bytes += wire_bytes(len(slots), 1, PARAMETERS.limbs)
-    return Ciphertexts(agent.vault.encrypt(polynomials, seed), scale)
-
-
 def measured(size: Size, cores: int) -> dict[str, Any]:
-    """One block on a full batch."""
+    """One block on a full batch; the agent is a process of its own."""
     random = np.random.default_rng(0)
     diagonals = Diagonals(TOKENS, PARAMETERS.slots // TOKENS, BABY)
     samples, d = diagonals.samples, size.channels
     block = random_block(size, diagonals, random)
+    batch = arrange(list(random.standard_normal((samples, REAL_TOKENS, d))), TOKENS, diagonals.samples)
+    x = (batch.channels - batch.channels.mean(axis=0)) * batch.mask
+    inputs = [(x, SCALE), (batch.mask, SCALE), (batch.padding, PADDING_SCALE)]
     basis = Basis(PARAMETERS, threads=cores)
-    agent = Agent(Vault(basis, diagonals.steps))
-    evaluator = Followed(basis, agent.vault.evaluation_keys(), agent.vault.public_key(), agent.refresh)
-    mask = np.zeros((TOKENS, samples))
-    mask[:REAL_TOKENS] = 1
-    x = random.standard_normal((d, TOKENS, samples))
-    x = (x - x.mean(axis=0)) * mask
-    inputs = [
-        (x.reshape(d, -1), SCALE),
-        (mask.reshape(1, -1), SCALE),
-        (np.full((1, PARAMETERS.slots), float(TOKENS - REAL_TOKENS)), PADDING_SCALE),
-    ]
-    started = time.perf_counter()
-    batches = [encrypted(agent, slots, scale) for slots, scale in inputs]
-    encrypting = time.perf_counter() - started
-    started = time.perf_counter()
-    evaluator.start()
-    found = block(batches[0], batches[1], batches[2], evaluator)
-    evaluator.phase("")
-    seconds = time.perf_counter() - started
+    with RemoteAgent(Setting(PARAMETERS, diagonals.steps, cores), basis) as agent:
+        keys, public_key = agent.keys()
+        key_bytes, agent.bytes = agent.bytes, 0
+        evaluator = Followed(basis, keys, public_key, agent.refresh)
+        started = time.perf_counter()
+        batches = [Ciphertexts(agent.encrypt(slots, scale), scale) for slots, scale in inputs]
+        encrypting, agent.seconds = time.perf_counter() - started, 0.0
+        started = time.perf_counter()
+        evaluator.start()
+        found = block(batches[0], batches[1], batches[2], evaluator)
+        evaluator.phase("")
+        seconds = time.perf_counter() - started
+        some = range(0, d, max(1, d // 16))
+        opened = agent.decrypt(found.values[list(some)], found.scale)
+        client_peak, server_peak = agent.peak_mb(), peak_mb()
+    basis.close()
     on_slots = [Slots(slots, scale, PARAMETERS.limbs) for slots, scale in inputs]
     plain = block(on_slots[0], on_slots[1], on_slots[2], PlainEvaluator(PARAMETERS))
-    some = range(0, d, max(1, d // 16))
-    opened = np.stack([agent.vault.decrypt_by_seal(found.values[c], found.scale) for c in some])
-    basis.close()
     return {
         "d": d,
         "heads": size.heads,
@@ -152,8 +121,13 @@ def measured(size: Size, cores: int) -> dict[str, Any]:
         "s_per_sample_block": seconds / samples,
         "s_per_token_block": seconds / samples / REAL_TOKENS,
         "agent_seconds": agent.seconds,
+        # The layout's work is the same for one sample as for a full batch.
+        "s_latency_one_sample": seconds,
         "encrypt_seconds": encrypting,
         "bytes_per_sample_block": agent.bytes / samples,
+        "key_bytes": key_bytes,
+        "client_peak_mb": client_peak,
+        "server_peak_mb": server_peak,
         "max_error": float(np.abs(opened - plain.values[list(some)]).max()),
         "range": float(np.abs(plain.values).max()),
         "phases": {name: round(value, 2) for name, value in evaluator.seconds.items() if name},
@@ -221,6 +195,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--channels", type=int, nargs="*", help="of the sizes, only these")
     arguments = parser.parse_args()
+    keep_all_memory()
     cores, random = os.cpu_count() or 1, np.random.default_rng(1)
     measured(WARM_UP, cores)
     ours, pyfhel, tenseal = linear_ours(random, cores), linear_pyfhel(random), linear_tenseal(random)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from aggregator.memory import keep_memory
 from veilfed import logs
 from veilfed.config import load_config
+from veilfed.memory import keep_memory
 
 __all__ = ["app"]
 

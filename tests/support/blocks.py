@@ -15,6 +15,7 @@ Real = NDArray[np.float64]
 
 PARAMETERS = Parameters(14, (48, *[36] * 9), 48, 36)
 CHANNELS, HIDDEN, HEADS = 8, 16, 2
+TOGETHER = 12  # hidden channels: the last part is a shorter one
 DIAGONALS = Diagonals(tokens=8, samples=1024, baby=4)
 EPSILON = 1e-6
 SCALE, PADDING_SCALE = 2.0**36, 2.0**24
@@ -56,7 +57,8 @@ def make_case(post: bool = False) -> Case:
     mask = (np.arange(DIAGONALS.tokens)[:, None] < lengths).astype(np.float64)
     x = centred(random.standard_normal((CHANNELS, DIAGONALS.tokens, DIAGONALS.samples))) * mask
     expected = made(x, mask)
-    return Case(Block(made.weights, made.ranges, HEADS, DIAGONALS, EPSILON), made, x, mask, expected)
+    block = Block(made.weights, made.ranges, HEADS, DIAGONALS, EPSILON, together=TOGETHER)
+    return Case(block, made, x, mask, expected)
 
 
 class Formulas:

@@ -50,9 +50,11 @@ def test_the_arithmetic_is_that_of_the_formulas(case: Case) -> None:
 
 def test_a_plan_has_every_phase(case: Case) -> None:
     rows = [row for row in planned(case, PARAMETERS).rows if row.work]
-    heads = (f"head {head + 1}: {part}" for head in range(HEADS) for part in ("scores", "exponential", "sums"))
-    attention = ["queries, keys, values", *heads, "softmax", "output", "refresh"]
-    feed_forward = ["hidden layer", "back", "refresh"]
+    parts = ("queries, keys, values", "scores", "exponential", "sums")
+    heads = (f"head {head + 1}: {part}" for head in range(HEADS) for part in parts)
+    attention = [*heads, "softmax", "output", "refresh"]
+    hidden = (f"from channel {first}: {part}" for first in (0, 12) for part in ("hidden layer", "back"))
+    feed_forward = [*hidden, "refresh"]
     pre = ["first norm", *attention, "second norm", *feed_forward]
     post = [*attention, "first norm", *feed_forward, "second norm"]
     assert [row.phase for row in rows] == (pre if case.block.weights.gains is None else post)

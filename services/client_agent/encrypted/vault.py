@@ -109,7 +109,10 @@ class Vault:
         slots: Real = np.asarray(self.seal.decrypt(PyCtxt(pyfhel=self.seal, bytestring=data, scheme="ckks")))
         return slots
 
-    def refresh(self, masked: Float, shift: int, limbs: int) -> Float:
-        """Fresh ciphertexts [C, 2, limbs, n] of what is in masked ones of a lower level, divided by 2^shift."""
+    def refresh(self, masked: Float, shift: int, limbs: int, seed: bytes | None = None) -> Float:
+        """Fresh ciphertexts [C, 2, limbs, n] of what is in masked ones of a lower level, divided by 2^shift.
+
+        `seed` is a new one, given where it is sent in the place of the second components.
+        """
         lifted = lift(self.open(masked), limbs, self.basis, shift)
-        return self.encrypt(lifted, secrets.token_bytes(SEED_BYTES))
+        return self.encrypt(lifted, seed or secrets.token_bytes(SEED_BYTES))

@@ -11,6 +11,7 @@ Channels are 0 in padded slots, before a block and after it, and have mean zero 
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 from fm_oracle.encrypted.attention import Diagonals
 from fm_oracle.encrypted.norm import Norm
@@ -67,6 +68,8 @@ class Block:
     newton: int = 4
     weight_bits: int = 12
     lowest: int = 4
+    # Hidden channels that are in memory at a time.
+    together: int = 256
 
     def __call__(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
         """The stream after the block from the stream before it.
@@ -120,13 +123,13 @@ class Block:
         """W_o attention + b_o of a normalised stream at the lowest level; not refreshed."""
         channels, ranges = len(normed), self.ranges
         head, scale = channels // self.heads, operations.parameters.scale
-        operations.phase("queries, keys, values")
-        qkv = self._layer(self.weights.query_key_value, normed, mask, operations)
-        qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, scale), self.lowest + 2)
         weighted, sums = [], []
         for number in range(self.heads):
-            first = number * head
-            q, k, v = (qkv[part * channels + first : part * channels + first + head] for part in range(3))
+            operations.phase(f"head {number + 1}: queries, keys, values")
+            rows = [part * channels + number * head + row for part in range(3) for row in range(head)]
+            qkv = self._layer(self.weights.query_key_value[rows], normed, mask, operations)
+            qkv = operations.refresh(qkv, ranges.query_key_value, self._shift(qkv, scale), self.lowest + 2)
+            q, k, v = (qkv[part * head : (part + 1) * head] for part in range(3))
             operations.phase(f"head {number + 1}: scores")
             # A rotation at twice the limbs costs four times as much: as low as can be, and a refresh after it.
             limbs = self.lowest + 1
@@ -139,12 +142,11 @@ class Block:
             weights = weights.read_at(weights.scale * math.factorial(EXPONENTIAL_DEGREE))
             operations.phase(f"head {number + 1}: sums")
             sums.append(self.diagonals.row_sums(weights, operations))
-            weighted.append(self.diagonals.apply(weights, v.at(weights.limbs), operations))
+            weighted.append(self.diagonals.apply(weights, v.at(weights.limbs), operations).at(self.lowest + 1))
         operations.phase("softmax")
         inverse = self._inverses(operations.join(sums), mask, padding, operations)
-        limbs = self.lowest + 1
         parts = [
-            operations.multiplied(part.at(limbs), inverse[number : number + 1].at(limbs))
+            operations.multiplied(part, inverse[number : number + 1].at(part.limbs))
             for number, part in enumerate(weighted)
         ]
         operations.phase("output")
@@ -166,22 +168,37 @@ class Block:
 
     def _feed_forward(self, normed: B, mask: B, operations: Operations[B]) -> B:
         """W_2 quad(W_1 z + b_1) + b_2 of a normalised stream two limbs above the lowest; not refreshed."""
-        operations.phase("hidden layer")
-        hidden = self._layer(self.weights.hidden, normed, mask, operations)
+        parts = (
+            self._fed(slice(first, first + self.together), normed, mask, operations)
+            for first in range(0, len(self.weights.hidden), self.together)
+        )
+        total = reduce(operations.add, parts)
+        return self._biased(operations.relinearise(total), self.weights.back[:, -1], mask, operations)
+
+    def _fed(self, hidden: slice, normed: B, mask: B, operations: Operations[B]) -> B:
+        """What some hidden channels add to the outputs, without the bias: three components."""
+        operations.phase(f"from channel {hidden.start}: hidden layer")
+        z = self._layer(self.weights.hidden[hidden], normed, mask, operations)
         # Squares stay in three components: the next layer is linear in them, and has fewer outputs to relinearise.
-        squares = operations.rescale(operations.products(hidden, hidden))
-        operations.phase("back")
-        return self._layer(self.weights.back, squares, mask, operations)
+        squares = operations.rescale(operations.products(z, z))
+        operations.phase(f"from channel {hidden.start}: back")
+        back = self.weights.back[:, :-1][:, hidden]
+        return operations.linear(self._rounded(back, squares, operations), squares)
 
     def _shift(self, x: B, scale: float) -> int:
         """How many bits a refresh takes from the scale of x, to come near another."""
         return round(math.log2(x.scale / scale))
 
     def _layer(self, weights: Real, x: B, mask: B, operations: Operations[B]) -> B:
-        """W x + b, two components; at a scale that a refresh brings to exactly that of the parameters by a shift."""
+        """W x + b, of two components."""
+        out = operations.linear(self._rounded(weights[:, :-1], x, operations), x)
+        return self._biased(out, weights[:, -1], mask, operations)
+
+    def _rounded(self, weights: Real, x: B, operations: Operations[B]) -> Layer:
+        """W at a scale so that a refresh brings the outputs to exactly that of the parameters by a shift."""
         scale = operations.parameters.scale
-        layer_scale = scale * 2.0 ** (self.weight_bits + self._shift(x, scale)) / x.scale
-        out = operations.linear(Layer.rounded(weights[:, :-1], layer_scale), x)
-        if out.components == 3:
-            out = operations.relinearise(out)
-        return operations.add(out, operations.times(mask.at(out.limbs), list(weights[:, -1]), out.scale))
+        return Layer.rounded(weights, scale * 2.0 ** (self.weight_bits + self._shift(x, scale)) / x.scale)
+
+    def _biased(self, x: B, bias: Real, mask: B, operations: Operations[B]) -> B:
+        """x + b in the slots of real tokens."""
+        return operations.add(x, operations.times(mask.at(x.limbs), list(bias), x.scale))

@@ -6,6 +6,7 @@ veilfed.ckks.transform. A ciphertext is [components, L, n]. The special prime co
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from veilfed.errors import Code, VeilfedError
 __all__ = ["Basis"]
 
 Words = NDArray[np.uint64]
+
+
+# Of the calls of `each`, for each thread.
+PARTS = 8
 
 
 class Basis:
@@ -36,6 +41,7 @@ class Basis:
         self.inverses: Float = np.array(
             [[balanced(pow(k, -1, j), j) if k != j else 0 for j in self.primes] for k in self.primes], dtype=np.float64
         )
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "ckks") if threads > 1 else None
 
     @property
@@ -45,8 +51,15 @@ class Basis:
 
     def each(self, function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
         """Calls `function` with each tuple, in threads; kernels release the interpreter's lock."""
-        run = map if self._pool is None else self._pool.map
-        for _ in run(lambda item: function(*item), arguments):
+        if self._pool is None:
+            _call(function, arguments)
+            return
+        calls = list(arguments)
+        # Handing over a call costs as much as a small kernel: several at a time, but enough parts for the threads to
+        # end together.
+        size = -(-len(calls) // (PARTS * self._threads)) or 1
+        parts = [calls[start : start + size] for start in range(0, len(calls), size)]
+        for _ in self._pool.map(partial(_call, function), parts):
             pass
 
     def close(self) -> None:
@@ -99,3 +112,8 @@ class Basis:
         for limb in range(limbs):
             self.forward(coefficients.astype(np.float64), limb, out[limb])
         return out
+
+
+def _call(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]) -> None:
+    for each in arguments:
+        function(*each)

@@ -1,5 +1,6 @@
 """Parameter sets of CKKS: ring degree, primes, scale. A set below 128 bits of security cannot be made."""
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,6 +69,12 @@ class Parameters:
     def log_modulus(self) -> int:
         """Bits of the product of all primes, at most."""
         return sum(self.data_bits) + self.special_bits
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what the set is, lower-case hexadecimal: ciphertexts and keys say by it what they are made for."""
+        fields = [self.log_n, *self.primes, self.scale_bits]
+        return hashlib.sha256(" ".join(map(str, fields)).encode()).hexdigest()
 
     @cached_property
     def primes(self) -> tuple[int, ...]:
