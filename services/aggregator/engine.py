@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from aggregator.artifacts import Artifacts, Ref
 from aggregator.hub import Hub, Stream
+from aggregator.privacy_report import privacy_report
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
 from aggregator.rounds.changes import Changes
@@ -199,8 +200,13 @@ class Engine:
     # Jobs and agents.
 
     async def submit(self, text: str, class_vectors: Array | None = None) -> str:
-        """Starts a job; returns its id. `class_vectors` as Strategy.initial. Raises VeilfedError(JOB_INVALID)."""
+        """Starts a job; returns its id. `class_vectors` as Strategy.initial.
+
+        Raises VeilfedError: JOB_INVALID; PACKAGE_MISSING for a job with privacy.
+        """
         spec = await asyncio.to_thread(parse_job, text)
+        if spec.privacy is not None:  # rather than with its first model
+            await asyncio.to_thread(privacy_report, spec, 0)
         strategy = strategy_for(spec)
         if strategy.model_bytes > MAX_ARTIFACT_BYTES:
             raise VeilfedError(Code.JOB_INVALID, f"job: the model is larger than {MAX_ARTIFACT_BYTES} bytes")
@@ -378,6 +384,8 @@ class Engine:
         finally:
             if updates.damaged:
                 raise _Damaged(sorted(updates.damaged))
+        if job.spec.privacy is not None:
+            report = {**report, "privacy": privacy_report(job.spec, number)}
         model = to_map(arrays)
         ref = self.artifacts.put_model(model.SerializeToString(deterministic=True))
         return ref, model if ref.size <= INLINE_LIMIT else None, json.dumps(report) if report else ""

@@ -15,7 +15,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import COUNTS, CROSS, GRAM, AnalyticSpec
 from veilfed.wire.tensors import Array, Arrays
 
-__all__ = ["check_counts", "check_statistics"]
+__all__ = ["check_counts", "check_noisy_statistics", "check_statistics"]
 
 # Rounding of sums of n terms, relative to n.
 TOLERANCE = 1e-9
@@ -25,19 +25,33 @@ MAX_SAMPLES = 2**36
 
 def check_statistics(arrays: Arrays, spec: AnalyticSpec) -> None:
     """Names, forms, and all of the above. Raises VeilfedError(UPDATE_INVALID)."""
+    _check_form(arrays, spec)
+    samples = check_counts(arrays[COUNTS])
+    trace = float(triangle.diagonal(arrays[GRAM]).sum())
+    if abs(trace - samples) > TOLERANCE * samples:
+        raise _refuse(f"{GRAM}: the trace of embeddings of length 1 is the number of samples, and {COUNTS} has another")
+    _check_scatter(Statistics.of(arrays), samples)
+
+
+def check_noisy_statistics(arrays: Arrays, spec: AnalyticSpec) -> None:
+    """Names, forms, and bounds of sums with noise: of what they could be the sums, noise hides.
+
+    Raises VeilfedError(UPDATE_INVALID).
+    """
+    _check_form(arrays, spec)
+    if np.abs(arrays[COUNTS].astype(np.float64)).max() > MAX_SAMPLES:
+        raise _refuse(f"{COUNTS}: more than {MAX_SAMPLES} samples")
+
+
+def _check_form(arrays: Arrays, spec: AnalyticSpec) -> None:
     gate.check_names(arrays, spec.statistics_shapes)
     for name, shape in spec.statistics_shapes.items():
         gate.check_form(name, arrays[name], shape, spec.dtype(name))
     for name in (GRAM, CROSS):
         if not np.isfinite(arrays[name].astype(np.float64, copy=False)).all():
             raise _refuse(f"{name}: not all elements are finite")
-    samples = check_counts(arrays[COUNTS])
-    trace = float(triangle.diagonal(arrays[GRAM]).sum())
-    if abs(trace - samples) > TOLERANCE * samples:
-        raise _refuse(f"{GRAM}: the trace of embeddings of length 1 is the number of samples, and {COUNTS} has another")
     if np.abs(arrays[GRAM]).max() >= wide_ring.LARGEST or np.abs(arrays[CROSS]).max() >= wide_ring.LARGEST:
         raise _refuse("an element is larger than such sums can be")
-    _check_scatter(Statistics.of(arrays), samples)
 
 
 def check_counts(counts: Array) -> int:

@@ -8,6 +8,7 @@
     state/jobs/ID/round-R.bin    a finished task: what is sent, and the private state after it
     state/jobs/ID/tuning.bin     where a tuning of prompts stands
     state/jobs/ID/sent.bin       of a job in which something is sent once: what that is
+state/jobs/ID/charge.json    the name of a charge to the budget of privacy whose result is not kept yet
 
 A finished task is one file that is there whole or not at all. Round r starts from the newest state of an earlier
 round, never from its own result, and its file answers the same task again with the same bytes.
@@ -18,6 +19,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +43,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ROUND_FILE = re.compile(r"round-([0-9]+)\.bin")
 
 TUNING = "tuning.bin"
+CHARGE = "charge.json"
 
 # The newest result, and the state that it started from.
 KEPT_ROUNDS = 2
@@ -234,6 +237,29 @@ class JobFolder:
         """Keeps the update of a job that gets one from this institution, however often it asks."""
         _make_folder(self.path)
         write_atomic(self.path / "sent.bin", hashlib.sha256(update).digest() + update)
+
+    def charge(self, round_number: int, answer: int) -> str:
+        """The name of the charge for a result: the same until `charged`, so that a kill charges nothing twice.
+
+        Raises VeilfedError: STATE_CORRUPT, FILE_UNUSABLE.
+        """
+        place = [round_number, answer]
+        data = self._read(CHARGE)
+        if data is not None:
+            try:
+                found = json.loads(data)
+                if found["place"] == place:
+                    return str(found["name"])
+            except (ValueError, KeyError, TypeError):
+                raise VeilfedError(Code.STATE_CORRUPT, f"{self.path / CHARGE}: not a charge") from None
+        name = secrets.token_hex(16)
+        _make_folder(self.path)
+        write_atomic(self.path / CHARGE, json.dumps({"place": place, "name": name}).encode())
+        return name
+
+    def charged(self) -> None:
+        """The result that was charged is kept."""
+        (self.path / CHARGE).unlink(missing_ok=True)
 
     def purge(self) -> None:
         """Removes everything of this job; what a kill leaves over is removed at the next start."""

@@ -10,18 +10,26 @@ from numpy.typing import NDArray
 
 from client_agent.data.source import Samples, class_indices, split
 from client_agent.egress import EgressPolicy
+from client_agent.privacy.mechanisms import Noise
 from client_agent.state import Counts, Finished, JobFolder
 from client_agent.trainers import Method, State, Trains, method_for, trainer_for
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import JobSpec, Strategy
+from veilfed.jobs import JobSpec, Strategy, UpdatePrivacy
 from veilfed.logs import get_logger
-from veilfed.wire.tensors import Arrays, map_bytes, parse_map
+from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map
 
-__all__ = ["Order", "Prepared", "known", "model_of", "perform", "prepare"]
+__all__ = ["Order", "Prepared", "known", "model_of", "perform", "prepare", "uncharged"]
 
 log = get_logger("agent.work")
 
 Float = NDArray[np.float32]
+# Charges the budget of privacy: the charge's name, and the SHA-256 of what was made.
+Charge = Callable[[str, str], None]
+
+
+def uncharged(name: str, sha256: str) -> None:
+    """For jobs without privacy, which are never charged."""
+    raise VeilfedError(Code.INTERNAL, "a job with privacy, and nobody to charge")
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ def prepare(
             institution=institution,
             min_class_samples=policy.min_class_samples,
             min_samples=policy.min_evaluation_samples,
+            noise=None if spec.privacy is None else Noise(spec.privacy, spec.fold.fraction_bits),
         )
     return Prepared(spec, method, trainer, len(train), features[test], labels[test])
 
@@ -101,11 +110,17 @@ def known(folder: JobFolder, order: Order, policy: EgressPolicy) -> Finished | i
 
 
 def perform(
-    prepared: Prepared, folder: JobFolder, order: Order, policy: EgressPolicy, cancelled: Callable[[], bool]
+    prepared: Prepared,
+    folder: JobFolder,
+    order: Order,
+    policy: EgressPolicy,
+    cancelled: Callable[[], bool],
+    charge: Charge = uncharged,
 ) -> Finished:
     """The result of a task, kept in `folder` before it is returned; the kept one if the task was finished before.
 
-    A round starts from the state after the newest earlier round, so that no round is trained on top of itself.
+    A round starts from the state after the newest earlier round, so that no round is trained on top of itself. Of a
+    job with privacy `charge` is told what is new before it is kept, and may refuse it.
     Raises VeilfedError, also for what the trainer says; CANCELLED when `cancelled` tells so.
     """
     done = known(folder, order, policy)
@@ -134,6 +149,8 @@ def perform(
             trained, new = trainer.train(model, state, order.round, cancelled)
             log.info("trained", job=folder.job_id, round=order.round, seconds=round(time.monotonic() - started, 4))
             update, after = map_bytes(trained), new.to_bytes() if new else b""
+            if prepared.spec.privacy is not None:
+                charge(folder.charge(order.round, done + 1), digest(update))
             if method.sends_once:
                 folder.keep_sent(update)
         weight = method.update_weight(prepared.train_samples)
@@ -152,6 +169,8 @@ def perform(
         answers=done + 1,
     )
     folder.save(finished)
+    if prepared.spec.privacy is not None:
+        folder.charged()
     return finished
 
 
@@ -161,7 +180,8 @@ def _evaluate(prepared: Prepared, model: Arrays, state: State | None, policy: Eg
     if not policy.releases_count(len(labels)):
         return ()
     counts = [Counts("global", *prepared.method.evaluate(model, None, features, labels))]
-    if state is not None:
+    # What is told of a private state is not noised where the state itself is not.
+    if state is not None and not isinstance(prepared.spec.privacy, UpdatePrivacy):
         own = features if prepared.own_test_features is None else prepared.own_test_features
         counts.insert(0, Counts("personal", *prepared.method.evaluate(model, state, own, labels)))
     return tuple(counts)

@@ -181,6 +181,8 @@ class Worker:
         # More than the specification says was not consented to.
         if task.round > spec.last_round or (task.kind == TASK_KIND_TRAIN and spec.closes(task.round)):
             raise VeilfedError(Code.TASK_INVALID, f"round {task.round} is not one that the job has, or not of its kind")
+        if trains:
+            self._desk.gate.policy.privacy.check_job(spec.privacy)
         sent = spec.strategy.round_shapes(task.round % (spec.rounds + 1)) if trains else {}
         self._desk.gate.expect(
             task.job_id,
@@ -188,6 +190,7 @@ class Worker:
             rounds=spec.rounds,
             last_round=spec.last_round,
             max_weight=spec.fold.max_weight,
+            private=spec.privacy is not None,
         )
         model = await self._fetch_model(payload_bytes(spec.strategy, spec.strategy.model_shapes))
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
@@ -197,6 +200,15 @@ class Worker:
         await self._deliver(finished)
 
     async def _perform(self, spec: JobSpec, order: Order) -> Finished:
+        gate, release = self._desk.gate, spec.release
+        if release is not None and order.train:
+            # In a thread: the accountant takes a second to load.
+            await asyncio.to_thread(gate.check_privacy, self._task.job_id, release, spec.rounds)
+
+        def charge(name: str, sha256: str) -> None:
+            if release is not None:
+                gate.charge(self._task.job_id, name, release, sha256)
+
         prepared = await (
             self._prompted(spec, order) if isinstance(spec.strategy, FedopalStrategy) else self._prepare(spec)
         )
@@ -204,7 +216,7 @@ class Worker:
         self._act(activity)
         log.info(activity, job=self._task.job_id, round=order.round)
         return await self._compute(
-            partial(work.perform, prepared, self._folder, order, self._desk.gate.policy, self._stopped.is_set)
+            partial(work.perform, prepared, self._folder, order, self._desk.gate.policy, self._stopped.is_set, charge)
         )
 
     async def _prompted(self, spec: JobSpec, order: Order) -> Prepared:

@@ -81,12 +81,15 @@ class Parties:
         link: Proxy,
         strategies: Mapping[str, Sequence[str]],
         oracle: Mapping[str, Any],
+        policies: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self.federation, self.folder, self.dimension, self.port = federation, folder, dimension, port
         # The agents' way to the aggregator.
         self.link = link
         # What the policies of some institutions allow; the others allow everything.
         self._strategies = strategies
+        # Other rules of the policies of some institutions.
+        self._policies = policies
         # Settings of the oracles.
         self._oracle_settings = oracle
         self.aggregator = Party(
@@ -112,6 +115,7 @@ class Parties:
         document["aggregator"]["keepalive_seconds"] = keepalive_seconds
         if institution in self._strategies:
             document["policy"]["strategies"] = list(self._strategies[institution])
+        document["policy"] |= self._policies.get(institution, {})
         _written(config, document)
         return Party(veilfed("agent", "serve", "--config", config), folder / "agent")
 
@@ -205,6 +209,7 @@ def running_parties(
     dimension: int = DIMENSION,
     strategies: Mapping[str, Sequence[str]] = MappingProxyType({}),
     oracle: Mapping[str, Any] = MappingProxyType({}),
+    policies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Iterator[Parties]:
     """All of them started and ready; killed when the block ends.
 
@@ -212,7 +217,7 @@ def running_parties(
     """
     port = free_port()
     with proxied(f"127.0.0.1:{port}") as link:
-        parties = Parties(federation, folder, institutions, dimension, port, link, strategies, oracle)
+        parties = Parties(federation, folder, institutions, dimension, port, link, strategies, oracle, policies)
         try:
             parties.start()
             yield parties

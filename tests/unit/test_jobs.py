@@ -100,3 +100,48 @@ def test_the_ring_holds_the_largest_sum_however_it_is_rounded() -> None:
         else:
             with pytest.raises(VeilfedError, match="overflow"):
                 parse_job(json.dumps(document_, ensure_ascii=False))
+
+
+PRIVATE = {
+    "update": {"mode": "update", "noise_multiplier": 1.0, "clip": 0.5},
+    "statistics": {"mode": "statistics", "noise_multiplier": 4.0},
+    "sample": {"mode": "sample", "noise_multiplier": 1.0, "clip": 1.0, "sampling_rate": 0.1},
+}
+AFL = {"name": "afl", "classes": ["a", "b"], "dimension": 8}
+
+
+@pytest.mark.parametrize("mode", PRIVATE)
+def test_a_job_with_privacy_says_what_an_update_spends(mode: str) -> None:
+    changes: dict[str, Any] = {"strategy": AFL, "rounds": 1} if mode == "statistics" else {"strategy__epochs": 2}
+    spec = parse_job(json.dumps(document(privacy=PRIVATE[mode], **changes)))
+    assert parse_job(spec.model_dump_json()) == spec
+    assert spec.release is not None
+    assert spec.release.steps == (20 if mode == "sample" else 1)
+    assert parse_job(json.dumps(document())).release is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy": PRIVATE["statistics"]}, "privacy.mode statistics is not for fedot"),
+        ({"privacy": PRIVATE["update"], "strategy": AFL, "rounds": 1}, "privacy.mode update is not for afl"),
+        ({"privacy": {**PRIVATE["update"], "sampling_rate": 0.1}}, "privacy.sampling_rate"),
+        ({"privacy": {**PRIVATE["update"], "mode": "all"}}, "privacy"),
+        ({"privacy": {**PRIVATE["update"], "noise_multiplier": 0}}, "privacy.noise_multiplier"),
+        ({"privacy": {**PRIVATE["update"], "clip": 200}}, "would not pass fold.max_abs"),
+        ({"privacy": PRIVATE["update"], "fold__max_norm": 5}, "would not pass fold.max_abs or fold.max_norm"),
+        ({"privacy": PRIVATE["update"], "strategy__weighting": "samples", "fold__max_weight": 10}, "must be uniform"),
+        (
+            {"privacy": PRIVATE["statistics"], "strategy": {**AFL, "ridge": "gcv"}, "rounds": 1},
+            "ridge must be a number",
+        ),
+        (
+            {"privacy": {**PRIVATE["update"], "clip": 8}, "fold__fraction_bits": 45, "fold__max_abs": 1000},
+            "too large for the ring",
+        ),
+    ],
+)
+def test_privacy_that_a_job_cannot_have_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(VeilfedError, match=words) as refused:
+        parse_job(json.dumps(document(**changes)))
+    assert refused.value.code is Code.JOB_INVALID

@@ -90,7 +90,7 @@ def test_samples_that_do_not_fit_are_refused(change: Callable[..., Any], words: 
 # What an institution's policy leaves out.
 
 
-def trained(features: Any, labels: Any, **limits: int) -> Arrays:
+def trained(features: Any, labels: Any, **limits: Any) -> Arrays:
     trainer = trainer_for(method_for(SPEC), features, labels, seed=1, institution="one", **limits)
     update, state = trainer.train({}, trainer.initial_state({}), 0)
     assert state is None

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from aggregator.solve.cholesky import Cholesky, shifted
-from aggregator.solve.statistics import Double, Statistics
+from aggregator.solve.statistics import Double, Statistics, positive
 from veilfed.errors import Code, VeilfedError
 
 __all__ = ["Gaussian", "oas", "solve_gaussian"]
@@ -33,9 +33,14 @@ class Gaussian:
 
 
 def solve_gaussian(
-    statistics: Statistics, covariance: Literal["within", "paper"], shrinkage: float | Literal["oas"]
+    statistics: Statistics,
+    covariance: Literal["within", "paper"],
+    shrinkage: float | Literal["oas"],
+    noisy: bool = False,
 ) -> Gaussian:
-    """The classifier. Raises VeilfedError(SINGULAR), also where there are too few samples for a covariance."""
+    """The classifier. Of `noisy` statistics, Sigma is replaced by the nearest without negative eigenvalues first.
+
+    Raises VeilfedError(SINGULAR), also where there are too few samples for a covariance."""
     there = statistics.counts > 0
     means = statistics.cross[:, there] / statistics.counts[there]
     samples = statistics.samples
@@ -48,6 +53,8 @@ def solve_gaussian(
         mean = statistics.cross.sum(axis=1) / samples
         between = samples * np.outer(mean, mean)
     sigma = (statistics.gram - between) / free
+    if noisy:
+        sigma = positive(sigma)
     rho = oas(sigma, free) if shrinkage == "oas" else shrinkage
     shrunk = shifted((1 - rho) * sigma, rho * float(np.trace(sigma)) / len(sigma))
     factors = Cholesky(shrunk, f"the covariance with shrinkage {rho:g}")

@@ -9,9 +9,15 @@ from veilfed import triangle, wide_ring
 from veilfed.jobs import COUNTS, CROSS, GRAM
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Double", "Statistics", "Sums"]
+__all__ = ["Double", "Statistics", "Sums", "positive"]
 
 Double = NDArray[np.float64]
+
+
+def positive(matrix: Double) -> Double:
+    """The nearest symmetric matrix without negative eigenvalues, in the Frobenius norm (Higham, 1988)."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +31,12 @@ class Statistics:
     @property
     def samples(self) -> int:
         return int(self.counts.sum())
+
+    def repaired(self) -> "Statistics":
+        """Of sums with noise, what could be sums: no negative eigenvalue of R, no negative count."""
+        counts = np.maximum(self.counts, 0)
+        cross = np.where(counts > 0, self.cross, 0.0)
+        return Statistics(positive(self.gram), cross, counts)
 
     @classmethod
     def of(cls, arrays: Arrays) -> "Statistics":

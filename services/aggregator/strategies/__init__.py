@@ -45,4 +45,6 @@ def with_ridge(spec: JobSpec, ridge: str) -> Strategy:
         strategy = type(spec.strategy).model_validate(values)
     except ValueError:
         raise VeilfedError(Code.INPUT_INVALID, "a ridge is gcv or a number from 0 to 1e12") from None
+    if ridge == "gcv" and spec.privacy is not None:
+        raise VeilfedError(Code.INPUT_INVALID, "with privacy ridge must be a number: gcv takes noise for samples")
     return strategy_for(spec.model_copy(update={"strategy": strategy}))

@@ -10,7 +10,7 @@ from aggregator.solve.cholesky import Cholesky
 from aggregator.solve.gaussian import solve_gaussian
 from aggregator.solve.ridge import Spectrum, solve_ridge
 from aggregator.solve.statistics import Double, Statistics, Sums
-from aggregator.statistics_gate import check_statistics
+from aggregator.statistics_gate import check_noisy_statistics, check_statistics
 from aggregator.strategies.base import Report, Strategy, Update
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import BIAS, CLASSIFIER, AnalyticSpec, FedcgsStrategy, RidgeSpec
@@ -39,7 +39,7 @@ class Analytic(Strategy):
         return {name: np.zeros(shape, dtype(name)) for name, shape in shapes.items()}
 
     def check(self, arrays: Arrays, number: int) -> None:
-        check_statistics(arrays, self.analytic)
+        (check_statistics if self.spec.privacy is None else check_noisy_statistics)(arrays, self.analytic)
 
     def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
         """The classifier. Raises VeilfedError(SINGULAR)."""
@@ -54,7 +54,7 @@ class Analytic(Strategy):
         sums = Sums(dimension, classes)
         for arrays in updates:
             sums.add(arrays)
-        total = sums.total()
+        total = sums.total() if self.spec.privacy is None else sums.total().repaired()
         model, told, factors = self.solve(total)
         published: Arrays = {}
         for name, tensor in model.items():
@@ -141,6 +141,6 @@ class Fedcgs(Analytic):
     def solve(self, total: Statistics) -> tuple[dict[str, Double], dict[str, Any], Cholesky]:
         strategy = self.analytic
         assert isinstance(strategy, FedcgsStrategy)  # noqa: S101  for mypy: the registry sees to it
-        solution = solve_gaussian(total, strategy.covariance, strategy.shrinkage)
+        solution = solve_gaussian(total, strategy.covariance, strategy.shrinkage, noisy=self.spec.privacy is not None)
         model = {CLASSIFIER: solution.weights.T.copy(), BIAS: solution.biases}
         return model, {"covariance": strategy.covariance, "shrinkage": solution.shrinkage}, solution.factors

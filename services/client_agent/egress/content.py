@@ -1,6 +1,6 @@
 """What a listed message carries, and whether its job and the policy allow these contents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,8 @@ class Allowed:
     rounds: int
     last_round: int
     max_weight: float
+    # Of a job with privacy, the SHA-256 of the tensors that were charged: others do not leave.
+    charged: Set[str] | None = None
     artifacts: dict[str, memoryview] = field(default_factory=dict)
 
 
@@ -178,7 +180,8 @@ def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy)
             arrays = tensors.unpack_map(update.tensors)
         except VeilfedError as error:
             raise Refused(error.message) from None
-        _check_arrays(arrays, allowed.shapes, policy)
+        _check_arrays(arrays, allowed, policy)
+        _check_charged(tensors.digest(tensors.map_bytes(arrays)), allowed)
     elif parameters == "artifact":
         _check_reference(update.artifact, allowed)
     elif update.weight != 0:
@@ -192,7 +195,13 @@ def _check_reference(artifact: Artifact, allowed: Allowed) -> None:
         raise Refused("the artifact has another size")
 
 
-def _check_arrays(arrays: tensors.Arrays, shapes: Shapes, policy: EgressPolicy) -> None:
+def _check_charged(sha256: str, allowed: Allowed) -> None:
+    if allowed.charged is not None and sha256 not in allowed.charged:
+        raise Refused("the job has privacy, and this was not charged to it")
+
+
+def _check_arrays(arrays: tensors.Arrays, allowed: Allowed, policy: EgressPolicy) -> None:
+    shapes = allowed.shapes
     if not shapes:
         raise Refused("the job may send evaluations alone")
     if extra := sorted(arrays.keys() - shapes.keys()):
@@ -205,7 +214,8 @@ def _check_arrays(arrays: tensors.Arrays, shapes: Shapes, policy: EgressPolicy) 
     elements = sum(array.size for array in arrays.values())
     if elements > policy.max_tensor_elements:
         raise Refused(f"{elements} tensor elements; the policy allows {policy.max_tensor_elements}")
-    if COUNTS in shapes:
+    # With privacy the counts are noisy, and every sample is protected.
+    if COUNTS in shapes and allowed.charged is None:
         _check_counts(arrays[COUNTS], policy)
 
 
@@ -254,7 +264,8 @@ def check_artifact(allowed: Allowed | None, data: bytes, policy: EgressPolicy) -
         arrays = tensors.parse_map(data)
     except VeilfedError as error:
         raise Refused(error.message) from None
-    _check_arrays(arrays, allowed.shapes, policy)
+    _check_arrays(arrays, allowed, policy)
+    _check_charged(tensors.digest(data), allowed)
     # Another encoding of the same tensors could carry more than they do.
     if tensors.map_bytes(arrays) != data:
         raise Refused("the bytes are not in canonical form")

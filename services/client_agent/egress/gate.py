@@ -7,13 +7,12 @@ mistakes and greedy servers, not hostile code in its own process.
 
 import hashlib
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 import numpy as np
@@ -25,9 +24,11 @@ from client_agent.egress.content import Allowed, Content
 from client_agent.egress.flow import Flow
 from client_agent.egress.policy import EgressPolicy, Purpose
 from client_agent.egress.rules import Refused, check_form, find_rule, role_for
+from client_agent.egress.spending import CHARGE, PrivacySpent, Spent
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
 from veilfed.ledger import Audit, Head, Ledger, Record, SignedHead, read, receipts_path
+from veilfed.privacy import Release
 from veilfed.v1.aggregator_pb2 import LedgerHead, Receipt, WorkRequest
 from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire import tensors
@@ -52,28 +53,6 @@ class Destination:
 
     server: Identity
     own_zone: bool = False
-
-
-@dataclass
-class _Spent:
-    """What has left so far: kept in the ledger, and counted again from it at each start."""
-
-    job_bytes: Counter[str] = field(default_factory=Counter)
-    bytes_out: Counter[tuple[str, str]] = field(default_factory=Counter)
-    inputs: int = 0
-    # Whose ledger it is.
-    identity: str | None = None
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """One more record of the ledger."""
-        if record.get("kind") == "start":
-            self.identity = record["identity"]
-        if record.get("kind") != "message" or record.get("decision") != "passed":
-            return
-        self.bytes_out[record["destination"], record["purpose"]] += record["bytes"]
-        self.inputs += record.get("inputs", 0)
-        if record.get("job"):
-            self.job_bytes[record["job"]] += record["bytes"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +89,8 @@ class EgressGate:
         self.identity = identity
         self.aggregator = aggregator
         self._bundle = bundle_pem
-        self._spent = _Spent()
+        self._spent = Spent()
+        self._privacy = PrivacySpent(policy.privacy)
         # What others have sent, as of this start.
         self._inputs_beside = _inputs(beside) if policy.max_embeddings is not None else 0
         self._allowed: dict[str, Allowed] = {}
@@ -123,6 +103,7 @@ class EgressGate:
 
         def replayed(record: Record) -> None:
             self._spent.add(record)
+            self._privacy.add(record)
             audit.take(record)
 
         self._receipts = Ledger.open(receipts_path(ledger), receipts.append)
@@ -184,16 +165,18 @@ class EgressGate:
         rounds: int = ANY_ROUND,
         last_round: int | None = None,
         max_weight: float = 1.0,
+        private: bool = False,
     ) -> None:
         """A consented job may send updates of exactly these tensors: name -> (shape, dtype).
 
         In `rounds` rounds and a closing evaluation, in turns of these up to `last_round` (by default one turn), with
-        weights up to `max_weight`. Without tensors, it may send evaluations alone. Jobs that are not expected may send
-        refusals alone.
+        weights up to `max_weight`. Without tensors, it may send evaluations alone; of a `private` job, only tensors
+        that were charged. Jobs that are not expected may send refusals alone.
         """
         shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
-        allowed = Allowed(shapes, rounds, rounds if last_round is None else last_round, max_weight)
         with self._lock:
+            charged = self._privacy.digests(job) if private else None
+            allowed = Allowed(shapes, rounds, rounds if last_round is None else last_round, max_weight, charged)
             known = self._allowed.get(job)
             if known is None or known != replace(allowed, artifacts=known.artifacts):
                 self._allowed[job] = allowed
@@ -202,6 +185,28 @@ class EgressGate:
         """The job has ended or its consent was taken back: nothing may leave for it any more."""
         with self._lock:
             self._allowed.pop(job, None)
+
+    def check_privacy(self, job: str, release: Release, rounds: int) -> None:
+        """Raises VeilfedError(POLICY_DENIED) unless the budgets suffice for what is left of a job of so many rounds."""
+        with self._lock:
+            self._privacy.check_plan(job, release, rounds)
+
+    def charge(self, job: str, charge: str, release: Release, sha256: str) -> None:
+        """Charges a job for a noisy result, before that is kept; waits for the disk: call it off the event loop.
+
+        `sha256` is of the result as a TensorMap in canonical form; it alone may then leave. The name `charge` is the
+        same again where the result was not kept after all. Raises VeilfedError: POLICY_DENIED beyond a budget, or
+        FILE_UNUSABLE.
+        """
+        with self._lock:
+            try:
+                record = self._privacy.charge(job, charge, release, sha256)
+            except VeilfedError as error:
+                self._ledger.append({"kind": CHARGE, "decision": "refused", "job": job, "reason": error.message})
+                raise
+            self._ledger.append(record)
+            self._privacy.add(record)
+        self._ledger.sync()
 
     def approve_artifact(self, job: str, data: bytes) -> Artifact:
         """Checks an update that is too long for a message; only its exact bytes may then be pushed.
@@ -289,6 +294,8 @@ class EgressGate:
             record["purpose"] = rule.purpose.value
             found = content.describe(call, message)
             record |= found.fields()
+            if rule.purpose is Purpose.UPDATE and self._privacy.digests(found.job):
+                record["privacy"] = self._privacy.told(found.job)
             self._check_call(call)
             check_form(rule, message)
             self._check_policy(call, rule.purpose, found)
@@ -389,7 +396,7 @@ class EgressGate:
 
 def _inputs(ledgers: Sequence[Path]) -> int:
     """Raw inputs that passed by these ledgers, of those that are there."""
-    spent = _Spent()
+    spent = Spent()
     for ledger in ledgers:
         if ledger.exists():
             for record in read(ledger):

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from veilfed.config import Strict
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import StrategyName
+from veilfed.jobs import Privacy, StrategyName
 
-__all__ = ["ACTIVITIES", "EgressPolicy", "Purpose"]
+__all__ = ["ACTIVITIES", "EgressPolicy", "PrivacyPolicy", "Purpose"]
 
 # What a heartbeat may say. A closed list, so that it cannot carry anything else.
 ACTIVITIES = frozenset(
@@ -30,6 +30,28 @@ class Purpose(StrEnum):
     DESCRIBE = "describe"
     EMBED = "embed"
     PROMPT_GRADIENT = "prompt_gradient"
+
+
+class PrivacyPolicy(Strict):
+    """What the institution asks of jobs that it trains for, and what they may spend: epsilon at `delta`."""
+
+    required: bool = Field(False, description="jobs without privacy are refused")
+    min_noise_multiplier: float = Field(0, ge=0, description="jobs with less noise are refused")
+    delta: float = Field(1e-5, gt=0, lt=1, description="the delta at which epsilon is counted")
+    max_epsilon_per_job: float | None = Field(None, gt=0, description="of one job; no limit if absent")
+    max_epsilon: float | None = Field(None, gt=0, description="of all jobs ever, together; no limit if absent")
+
+    def check_job(self, privacy: Privacy | None) -> None:
+        """Raises VeilfedError(POLICY_DENIED) for a job with less privacy than the institution asks for."""
+        if privacy is None:
+            if self.required:
+                raise VeilfedError(Code.POLICY_DENIED, "jobs without privacy are not allowed here")
+        elif privacy.noise_multiplier < self.min_noise_multiplier:
+            raise VeilfedError(
+                Code.POLICY_DENIED,
+                f"a noise multiplier of {privacy.noise_multiplier:g}; this institution asks for"
+                f" {self.min_noise_multiplier:g}",
+            )
 
 
 class EgressPolicy(Strict):
@@ -53,6 +75,7 @@ class EgressPolicy(Strict):
     raw_data_to_other_zone: bool = Field(
         False, description="lets raw data out to an oracle that is not of the institution's own zone"
     )
+    privacy: PrivacyPolicy = PrivacyPolicy()
 
     def check_job(self, strategy: str, approved: bool) -> None:
         """Raises VeilfedError: POLICY_DENIED for a strategy that is not listed, CONSENT_MISSING without approval."""

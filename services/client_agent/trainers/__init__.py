@@ -17,6 +17,7 @@ trainer_for(method, features, labels, seed=, institution=) -> Trains
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from client_agent.privacy.mechanisms import Noise
 from client_agent.trainers.all_global import AllGlobal
 from client_agent.trainers.all_local import AllLocal
 from client_agent.trainers.analytic import Analytic, Summer
@@ -28,9 +29,10 @@ from client_agent.trainers.fedopal import Fedopal
 from client_agent.trainers.fedot import Fedot
 from client_agent.trainers.inputs import Float, Labels
 from client_agent.trainers.method import Method, Stepwise
+from client_agent.trainers.private import NoisyUpdates, SampleTrainer
 from client_agent.trainers.state import State
 from client_agent.trainers.training import Trainer
-from veilfed.jobs import Strategy, StrategyName
+from veilfed.jobs import SamplePrivacy, Strategy, StrategyName
 from veilfed.wire.tensors import Arrays
 
 __all__ = ["METHODS", "Method", "State", "Stepwise", "Trainer", "Trains", "method_for", "trainer_for"]
@@ -75,14 +77,18 @@ def trainer_for(
     institution: str,
     min_class_samples: int = 5,
     min_samples: int = 1,
+    noise: Noise | None = None,
 ) -> Trains:
     """Of the training split of one institution: embeddings float32 [n, d] as the oracle gave them, labels int64 [n].
 
     The policy's limits: `min_class_samples` of a class, or nothing is told about it alone; `min_samples` in all, or
-    sums over them are not given out. Raises VeilfedError(DATA_INVALID).
+    sums over them are not given out. `noise` is that of a job with privacy. Raises VeilfedError(DATA_INVALID).
     """
-    if isinstance(method, Stepwise):
-        return Trainer(
-            method, features, labels, seed=seed, institution=institution, min_class_samples=min_class_samples
+    if not isinstance(method, Stepwise):
+        return Summer(
+            method, features, labels, min_class_samples=min_class_samples, min_samples=min_samples, noise=noise
         )
-    return Summer(method, features, labels, min_class_samples=min_class_samples, min_samples=min_samples)
+    if noise is not None and isinstance(noise.privacy, SamplePrivacy):
+        return SampleTrainer(method, features, labels, noise, seed=seed, institution=institution)
+    trainer = Trainer(method, features, labels, seed=seed, institution=institution, min_class_samples=min_class_samples)
+    return trainer if noise is None else NoisyUpdates(trainer, noise)

@@ -18,13 +18,14 @@ and Van Loan, Matrix Computations, 4.3.2): as small as those of LU with pivoting
     rotate(X [r, m, m], h [n, r m]) -> y [n, r m]     float32 or float64, differentiable in both arguments
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["rotate"]
+__all__ = ["rotate", "solved"]
 
 # Rows of a strip. LAPACK inverts larger blocks slowly; products of thinner strips are slow.
 _STRIP = 32
@@ -140,3 +141,12 @@ def rotate(x: Tensor, h: Tensor) -> Tensor:
     columns = h.reshape(n, blocks, side).permute(1, 2, 0).contiguous()
     rotated: Tensor = _Rotation.apply(x, columns)  # type: ignore[no-untyped-call]
     return rotated.permute(2, 0, 1).reshape(n, blocks * side)
+
+
+def solved(x: Tensor, b: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(I - R)^-1 b of X [r, m, m] and b [r, m, n], and a function that gives (I - R)^-T of its argument.
+
+    For whoever needs the parts of a derivative; not differentiable.
+    """
+    factors = _Factors.of(x)
+    return factors.solve(b.contiguous()), lambda right: factors.solve_transposed(right.contiguous())

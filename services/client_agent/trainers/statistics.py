@@ -18,7 +18,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import COUNTS, CROSS, GRAM
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Statistics", "released"]
+__all__ = ["Statistics", "released", "unit_rows"]
 
 Double = NDArray[np.float64]
 
@@ -32,6 +32,21 @@ def released(labels: Labels, classes: int, least: int, least_in_all: int = 1) ->
     counts = np.bincount(labels, minlength=classes)
     rows = np.flatnonzero(counts[labels] >= least)
     return rows if len(rows) >= least_in_all else rows[:0]
+
+
+def unit_rows(features: Float, dimension: int) -> Double:
+    """Embeddings [n, d] scaled to length 1, in float64. Raises VeilfedError(DATA_INVALID)."""
+    if features.ndim != 2 or features.shape[1] != dimension:
+        raise VeilfedError(
+            Code.DATA_INVALID, f"embeddings have shape {list(features.shape)}; the job needs [n, {dimension}]"
+        )
+    h = features.astype(np.float64)
+    lengths = np.linalg.norm(h, axis=1, keepdims=True)
+    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+    if len(bad):
+        raise VeilfedError(Code.DATA_INVALID, f"embedding {bad[0]} of a batch is zero or not finite")
+    h /= lengths
+    return h
 
 
 class Statistics:
@@ -49,27 +64,12 @@ class Statistics:
         Raises VeilfedError(DATA_INVALID) for other shapes, labels that are no class, or an embedding that is zero or
         not finite; nothing is added then.
         """
-        h = self._normalised(features)
+        h = unit_rows(features, len(self._gram))
         check_labels(labels, len(h), len(self._counts))
         self._gram += h.T @ h
         for label in np.unique(labels):
             self._sums[label] += h[labels == label].sum(axis=0)
         self._counts += np.bincount(labels, minlength=len(self._counts))
-
-    def _normalised(self, features: Float) -> Double:
-        """The rows scaled to length 1, in float64."""
-        if features.ndim != 2 or features.shape[1] != len(self._gram):
-            raise VeilfedError(
-                Code.DATA_INVALID,
-                f"embeddings have shape {list(features.shape)}; the job needs [n, {len(self._gram)}]",
-            )
-        h = features.astype(np.float64)
-        lengths = np.linalg.norm(h, axis=1, keepdims=True)
-        bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
-        if len(bad):
-            raise VeilfedError(Code.DATA_INVALID, f"embedding {bad[0]} of a batch is zero or not finite")
-        h /= lengths
-        return h
 
     def arrays(self) -> Arrays:
         """The sums so far: gram [d (d + 1) / 2] and cross [d, K] in float64, counts int64 [K]."""

@@ -5,7 +5,7 @@ sets that number once (torch.set_num_threads).
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from client_agent.trainers import adam
 from client_agent.trainers.inputs import Float, Labels, check_labels, normalised
-from client_agent.trainers.method import Stepwise, array_of
+from client_agent.trainers.method import Stepwise, Tensors, array_of
 from client_agent.trainers.state import State
 from veilfed.errors import Code, VeilfedError
 from veilfed.wire.tensors import Arrays
@@ -81,8 +81,7 @@ class Trainer:
             if cancelled():
                 raise VeilfedError(Code.CANCELLED, f"training of round {round_number} was stopped")
             count += 1
-            loss = torch.nn.functional.cross_entropy(method.logits(tensors, self._h[rows]), self._labels[rows])
-            adam.step(list(parameters.values()), torch.autograd.grad(loss, values), count)
+            adam.step(list(parameters.values()), self._gradients(tensors, values, rows), count)
         if not all(torch.isfinite(value).all() for value in values):
             raise VeilfedError(
                 Code.UPDATE_INVALID, f"training of round {round_number} diverged", "Submit the job with lower rates."
@@ -97,7 +96,12 @@ class Trainer:
         with torch.no_grad():
             return method.update(tensors, self._h, self._labels, self._least), new
 
-    def _batches(self, round_number: int) -> list[Tensor]:
+    def _gradients(self, tensors: Tensors, values: list[Tensor], rows: Tensor) -> Sequence[Tensor]:
+        """Of the mean cross entropy of these rows, with respect to `values`, which are among `tensors`."""
+        loss = torch.nn.functional.cross_entropy(self.method.logits(tensors, self._h[rows]), self._labels[rows])
+        return torch.autograd.grad(loss, values)
+
+    def _batches(self, round_number: int) -> Iterable[Tensor]:
         """The rows of each batch of the round: E permutations, the same whenever the round is trained again."""
         random, strategy = self._random(round_number), self.method.strategy
         orders = [torch.from_numpy(random.permutation(len(self._labels))) for _ in range(strategy.epochs)]

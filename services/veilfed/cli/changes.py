@@ -94,7 +94,7 @@ def report(
     ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """The model card of an analytic job: samples, classes, condition number, and what each institution brought."""
+    """The model card of a job that has one: of an analytic job, and what a job with privacy has spent."""
     request = GetReportRequest(job_id=job_id)
     if round_number is not None:
         request.round = round_number
@@ -113,6 +113,8 @@ def report(
 
 def _named(told: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """With a row for each class in place of the columns that come over the wire."""
+    if not any(name.startswith(COLUMN) for name in told):  # of a job whose report is about its privacy alone
+        return told
     columns = {column: told.pop(column) for column in list(told) if column.startswith(COLUMN)}
     rows = [
         {"class": name, **{column.removeprefix(COLUMN): values[at] for column, values in columns.items()}}
@@ -122,13 +124,18 @@ def _named(told: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def _show(document: dict[str, Any]) -> None:
-    facts = [(name, _plain(value)) for name, value in document.items() if not isinstance(value, list)]
+    facts = [(name, _plain(value)) for name, value in document.items() if not isinstance(value, list | dict)]
     output.result(None, output.table(("", "value"), facts, "Model card"))
+    if "privacy" in document:
+        facts = [(name, _plain(value)) for name, value in document["privacy"].items()]
+        output.result(None, output.table(("", "value"), facts, "Privacy of each institution, by the specification"))
     for title in ("institutions", "classes"):
-        rows = document[title]
+        rows = document.get(title)
+        if not rows:
+            continue
         cells = [[_plain(value) for value in row.values()] for row in rows]
         output.result(None, output.table(list(rows[0]), cells, title.capitalize()))
-    if document["unpublished"]:
+    if document.get("unpublished"):
         output.result(None, f"Without weights, for they have too few samples: {', '.join(document['unpublished'])}")
 
 

@@ -9,7 +9,8 @@ The classes of the methods also say which tensors a model and an update have: th
 from veilfed.jobs.analytic import BIAS, COUNTS, CROSS, GRAM, AflStrategy, AnalyticSpec, FedcgsStrategy, RidgeSpec
 from veilfed.jobs.base import CLASSIFIER, FLOAT32, Shapes, StrategySpec, TrainedSpec, payload_bytes
 from veilfed.jobs.fedopal import FIRST_PROMPTS, PROMPTS, FedopalStrategy
-from veilfed.jobs.spec import Cohort, Fold, JobSpec, parse_job
+from veilfed.jobs.privacy import Privacy, SamplePrivacy, StatisticsPrivacy, UpdatePrivacy
+from veilfed.jobs.spec import PRIVACY_MODES, Cohort, Fold, JobSpec, parse_job
 from veilfed.jobs.strategies import (
     ATTENTION_IN,
     ATTENTION_OUT,
@@ -38,6 +39,7 @@ __all__ = [
     "FLOAT32",
     "GRAM",
     "MEANS",
+    "PRIVACY_MODES",
     "PROMPTS",
     "TRANSFORM",
     "AflStrategy",
@@ -55,12 +57,16 @@ __all__ = [
     "Fold",
     "JobSpec",
     "OrthogonalSpec",
+    "Privacy",
     "RidgeSpec",
+    "SamplePrivacy",
     "Shapes",
+    "StatisticsPrivacy",
     "Strategy",
     "StrategyName",
     "StrategySpec",
     "TrainedSpec",
+    "UpdatePrivacy",
     "parse_job",
     "payload_bytes",
 ]

@@ -1,5 +1,6 @@
 """The parts of a job that all methods share: cohort, rounds, the limits of the fold."""
 
+import math
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -7,10 +8,20 @@ from pydantic import Field, model_validator
 from veilfed.config import Strict, validate
 from veilfed.errors import Code
 from veilfed.identity.names import LABEL
-from veilfed.jobs.analytic import AnalyticSpec
-from veilfed.jobs.strategies import Strategy
+from veilfed.jobs.analytic import AnalyticSpec, RidgeSpec
+from veilfed.jobs.base import TrainedSpec
+from veilfed.jobs.privacy import Privacy, UpdatePrivacy
+from veilfed.jobs.strategies import Strategy, StrategyName
+from veilfed.privacy import MAX_DEVIATION, Release
 
-__all__ = ["Cohort", "Fold", "JobSpec", "parse_job"]
+__all__ = ["PRIVACY_MODES", "Cohort", "Fold", "JobSpec", "parse_job"]
+
+# The strategies that can be had with each mode of privacy. Others send something that its noise does not cover.
+PRIVACY_MODES: dict[str, tuple[StrategyName, ...]] = {
+    "update": ("fedot", "all-global", "fedlt", "fedadapter", "fedclip"),
+    "statistics": ("afl", "fedcgs"),
+    "sample": ("fedot",),
+}
 
 MAX_COHORT = 10_000
 
@@ -54,6 +65,7 @@ class JobSpec(Strict):
     grace_seconds: float = Field(60, ge=0, le=30 * 86_400, description="wait for the others after the quorum")
     seed: int = Field(50, ge=0, lt=2**31)
     fold: Fold = Fold()
+    privacy: Privacy | None = Field(None, description="noise that the institutions add; without it, none")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -72,6 +84,36 @@ class JobSpec(Strict):
                 "the ring could overflow: clients x max_weight x max_abs x 2^fraction_bits must stay below 2^63"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_privacy(self) -> Self:
+        privacy = self.privacy
+        if privacy is None:
+            return self
+        if self.strategy.name not in PRIVACY_MODES[privacy.mode]:
+            raise ValueError(f"privacy.mode {privacy.mode} is not for {self.strategy.name}")
+        if self.strategy.weighting != "uniform":
+            raise ValueError("with privacy weighting must be uniform: a number of samples is not noised")
+        if isinstance(self.strategy, RidgeSpec) and self.strategy.ridge == "gcv":
+            raise ValueError("with privacy ridge must be a number: gcv takes noise for samples")
+        if isinstance(privacy, UpdatePrivacy):
+            self._check_noise(privacy)
+        return self
+
+    def _check_noise(self, privacy: UpdatePrivacy) -> None:
+        """The noise must fit the grid, and pass the update gate."""
+        if math.isqrt(privacy.variance(self.fold.fraction_bits)) >= MAX_DEVIATION:
+            raise ValueError("the noise is too large for the ring: lower fold.fraction_bits")
+        deviation = 2 * privacy.noise_multiplier * privacy.clip
+        elements = sum(math.prod(shape) for shape in self.strategy.update_shapes.values())
+        if 10 * deviation > self.fold.max_abs or 2 * deviation * math.sqrt(elements) > self.fold.max_norm:
+            raise ValueError(f"noise of deviation {deviation:g} would not pass fold.max_abs or fold.max_norm")
+
+    @property
+    def release(self) -> Release | None:
+        """What one update of an institution spends of its privacy; None without."""
+        epochs = self.strategy.epochs if isinstance(self.strategy, TrainedSpec) else 1
+        return None if self.privacy is None else self.privacy.release(epochs)
 
     @property
     def last_round(self) -> int:
