@@ -15,7 +15,7 @@ import yaml
 from tests.support.agents import DIMENSION, LetterModel, agent_config, running, serving_oracle, spec, write_data
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
-from tests.support.processes import Process, veilfed
+from tests.support.processes import Process, free_port, veilfed
 from veilfed.errors import Code
 from veilfed.identity.material import load_credentials
 from veilfed.ledger import read, verify
@@ -79,7 +79,7 @@ class Bench:
         await asyncio.to_thread(self.aggregator.ready)
 
 
-def start_aggregator(federation: Federation, folder: Path, port: int = 0) -> Process:
+def start_aggregator(federation: Federation, folder: Path, port: int) -> Process:
     document = {
         "identity": {name: str(path) for name, path in federation.aggregator},
         "listen": f"127.0.0.1:{port}",
@@ -96,10 +96,11 @@ def start_aggregator(federation: Federation, folder: Path, port: int = 0) -> Pro
 async def bench(
     federation: Federation, folder: Path, dimension: int = DIMENSION, institutions: list[str] | None = None
 ) -> AsyncIterator[Bench]:
-    made = Bench(federation, folder, start_aggregator(federation, folder), 0, {}, {})
+    port = free_port()
+    made = Bench(federation, folder, start_aggregator(federation, folder, port), port, {}, {})
     async with AsyncExitStack() as stack:
         try:
-            made.port = (await asyncio.to_thread(made.aggregator.ready))["port"]
+            await asyncio.to_thread(made.aggregator.ready)
             for seed, name in enumerate(institutions or INSTITUTIONS):
                 made.models[name] = LetterModel(dimension)
                 oracle = await stack.enter_async_context(

@@ -104,6 +104,11 @@ def without_head(update: Update) -> bytes:
     return copy.SerializeToString(deterministic=True)
 
 
+async def trains(process: Process) -> None:
+    """Waits for the log: a heartbeat tells it up to a second later, when a short training is over."""
+    await asyncio.to_thread(until, lambda: '"event": "training"' in process.err.read_text(), 60, "training")
+
+
 async def ready(process: Process) -> None:
     line = await asyncio.to_thread(process.ready)
     assert line == {"ready": True, "service": "agent"}
@@ -147,8 +152,8 @@ async def test_killed_while_it_trains(federation: Federation, tmp_path: Path) ->
         config = b.config()
         job = spec(["north", "south"], rounds=9, epochs=400, batch_size=4)
         b.coordinator.open = [offer(0, job=job)]
-        with running(config):
-            await b.coordinator.activity("training")
+        with running(config) as agent:
+            await trains(agent)
         assert b.coordinator.updates.empty()
         with running(config):
             first = await b.update()

@@ -96,8 +96,8 @@ async def test_an_agent_sends_nothing_that_its_ledger_cannot_keep_and_goes_on(
         with running(b.config()) as agent:
             await asyncio.to_thread(agent.ready)
             await b.update()
-            size = b.ledger.stat().st_size  # more than its log has
-            with full_disk(agent, size):
+            with full_disk(agent, b.ledger.stat().st_size):  # more than its log has
+                size = b.ledger.stat().st_size  # a heartbeat may just have been recorded
                 b.coordinator.send(offer(1))
                 words = "ledger.jsonl: File too large"
                 await asyncio.to_thread(until, lambda: words in agent.err.read_text(), 30, "what is wrong")

@@ -11,11 +11,13 @@ import pytest
 
 from tests.support.agents import CLASSES, spec
 from tests.support.aggregators import job_spec, running_aggregator
+from tests.support.coordinator_stub import Stub, serving
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.parties import Parties, running_parties
 from tests.support.scripted_agent import ScriptedAgent
 from veilfed.errors import Code, VeilfedError
+from veilfed.identity.material import load_credentials
 
 # 40 x 65,536 x 4 bytes: ten chunks.
 DIMENSION = 65_536
@@ -27,6 +29,8 @@ JOB = spec(
     transform="identity",
 )
 MODEL_BYTES = 40 * DIMENSION * 4
+# Its models travel inline.
+SHORT_JOB = spec(["north"], rounds=1, dimension=DIMENSION, transform="identity")
 KEEPALIVE_SECONDS = 1.0
 
 
@@ -121,7 +125,8 @@ async def test_two_processes_with_one_identity(parties: Parties, tmp_path: Path)
     try:
         await asyncio.to_thread(twin.process.ready)
         await asyncio.to_thread(north.says, "another process works with this agent's identity", after=mark)
-        job = await parties.ended(await parties.submit(JOB | {"rounds": 5}), 120)
+        # Done long before the other one's wait is over.
+        job = await parties.ended(await parties.submit(SHORT_JOB | {"rounds": 5}))
         assert job.summary.state == "done", job.summary.error
         assert north.log[mark:].count('"event": "joined"') == 0
         assert twin.log.count('"event": "joined"') == 1
@@ -144,7 +149,7 @@ async def test_one_identity_started_five_times_gets_work_each_time(parties: Part
             assert await asyncio.to_thread(north.process.terminate) == 0
         north.start()
         await asyncio.to_thread(north.process.ready)
-        await done(parties, await parties.submit(spec(["north"], rounds=1, dimension=DIMENSION, transform="identity")))
+        await done(parties, await parties.submit(SHORT_JOB))
 
 
 @asynchronous
@@ -189,20 +194,35 @@ async def test_a_clock_that_is_minutes_off(federation: Federation, tmp_path: Pat
 
 @asynchronous
 async def test_a_service_whose_certificate_is_not_valid_yet(tmp_path: Path) -> None:
-    """It serves, but nobody talks to it: callers refuse it until the date has come, and then go on by themselves."""
+    """It serves, but nobody talks to it."""
     federation = make_federation(tmp_path / "federation", ["north"])
     shutil.rmtree(federation.folder / "aggregator")
-    valid = (datetime.now(UTC) + timedelta(seconds=12)).replace(microsecond=0)  # certificates know whole seconds
-    federation.make(federation.aggregator_id, federation.folder / "aggregator", not_before=valid)
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    federation.make(federation.aggregator_id, federation.folder / "aggregator", not_before=tomorrow)
     with running_aggregator(federation, tmp_path / "aggregator") as aggregator:
         north = ScriptedAgent(federation.agents["north"], aggregator.address, federation.aggregator_id)
         with pytest.raises(VeilfedError, match="did not prove") as caught:
             await north.join()
-        assert caught.value.code is Code.TLS_REFUSED
+        await north._channel.close(None)
+    assert caught.value.code is Code.TLS_REFUSED
+
+
+@asynchronous
+async def test_callers_go_on_by_themselves_once_a_certificates_date_has_come(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """On the connection that they have tried before."""
+    valid = (datetime.now(UTC) + timedelta(seconds=6)).replace(microsecond=0)  # certificates know whole seconds
+    files = federation.make(federation.aggregator_id, tmp_path / "early", not_before=valid)
+    # A stand-in, which is there at once: the aggregator's process may take seconds to start.
+    async with serving(load_credentials(files), Stub()) as address:
+        north = ScriptedAgent(federation.agents["north"], address, federation.aggregator_id)
+        with pytest.raises(VeilfedError, match="did not prove"):
+            await north.join()
         assert datetime.now(UTC) < valid
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             while not await _joins(north):
-                assert datetime.now(UTC) < valid + timedelta(seconds=20)
+                pass
         await north._channel.close(None)
     assert datetime.now(UTC) > valid
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.support.identities import Federation
-from tests.support.processes import Process, veilfed
+from tests.support.processes import Process, free_port, veilfed
 from veilfed.identity.material import load_credentials
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.aggregator_pb2 import (
@@ -50,7 +50,7 @@ class Aggregator:
         self.federation, self.folder = federation, folder
         self._keepalive_seconds = keepalive_seconds
         self._lease_seconds = lease_seconds
-        self.port = 0
+        self.port = free_port()
         self.process: Process | None = None
 
     @property
@@ -71,7 +71,7 @@ class Aggregator:
         }
         config.write_text(yaml.safe_dump(document))
         self.process = Process(veilfed("aggregator", "serve", "--config", config), self.folder / "log")
-        self.port = self.process.ready()["port"]
+        self.process.ready()
 
     def kill9(self) -> None:
         if self.process is not None:

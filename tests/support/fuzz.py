@@ -16,7 +16,7 @@ def profile(quick: int, *, slow: bool = False) -> settings:
     """Hypothesis' settings: `quick` examples, always the same; or 40 times as many, new ones at each run."""
     factor = SLOW if slow else 1
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=quick * factor, deadline=None, derandomize=not slow, suppress_health_check=checks)
+    return settings(max_examples=quick * factor, derandomize=not slow, suppress_health_check=checks)
 
 
 def _varint(value: int) -> bytes:

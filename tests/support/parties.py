@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,23 +15,17 @@ import yaml
 
 from tests.support.agents import DIMENSION, agent_config, write_data
 from tests.support.identities import Federation
-from tests.support.processes import Process, until, veilfed
+from tests.support.processes import Process, free_port, until, veilfed
 from tests.support.proxy import Proxy, proxied
 from veilfed.identity.material import load_credentials
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.v1.aggregator_pb2 import GetJobRequest, GetJobResponse, SubmitJobRequest, WatchJobRequest
 from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
 
-__all__ = ["Parties", "Party", "free_port", "running_parties"]
+__all__ = ["Parties", "Party", "running_parties"]
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 1.5
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Party:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 import grpc
@@ -78,6 +78,9 @@ class ScriptedAgent:
         self.stub: Any = CoordinatorStub(self._channel)
         self.session = ""
         self._stream: Any = None
+        # grpc takes one message of a stream at a time.
+        self._writing = asyncio.Lock()
+        self._lease_seconds = 0.0
         self._rest: WorkResponse | None = None
 
     async def __aenter__(self) -> Self:
@@ -97,7 +100,7 @@ class ScriptedAgent:
     async def join(self, **changes: Any) -> JoinResponse:
         values = {"protocol_version": protocol.VERSION, "identity": str(self.identity), **changes}
         response: JoinResponse = await self._call("Join", JoinRequest(**values))
-        self.session = response.session
+        self.session, self._lease_seconds = response.session, response.lease_seconds
         return response
 
     async def open(self) -> None:
@@ -106,7 +109,8 @@ class ScriptedAgent:
         await self.heartbeat()
 
     async def send(self, **body: Any) -> None:
-        await self._stream.write(WorkRequest(session=self.session, **body))
+        async with self._writing:
+            await self._stream.write(WorkRequest(session=self.session, **body))
 
     async def heartbeat(self, activity: str = "idle") -> None:
         await self.send(heartbeat=Heartbeat(activity=activity))
@@ -184,14 +188,25 @@ class ScriptedAgent:
             call.cancel()
 
     async def work(self, change: Callable[[Task, Update], Update] | None = None) -> None:
-        """Answers every task, with right updates that `change` may spoil, until cancelled."""
-        while True:
-            response = await self.next(60)
-            if response.WhichOneof("body") != "task":
-                continue
-            task = response.task
-            update = await self.answer(task)
-            await self.send(update=change(task, update) if change else update)
+        """Answers every task, with right updates that `change` may spoil, and shows that it lives, until cancelled."""
+        beating = asyncio.create_task(self._beat())
+        try:
+            while True:
+                response = await self.next(60)
+                if response.WhichOneof("body") != "task":
+                    continue
+                task = response.task
+                update = await self.answer(task)
+                await self.send(update=change(task, update) if change else update)
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        """Heartbeats until the stream ends: who is silent for longer than a lease gets no work."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await asyncio.sleep(self._lease_seconds / 3)
+                await self.heartbeat()
 
     async def answer(self, task: Task) -> Update:
         """A right update."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,6 @@ def printed(value: Tensor, gradients: list[Tensor], rate: float) -> Tensor:
     return value
 
 
-@settings(deadline=None)
 @given(st.integers(1, 70), st.integers(1, 40), st.integers(1, 6), st.floats(1e-4, 1), st.integers(0, 2**31))
 def test_steps_are_those_of_the_algorithm(rows: int, columns: int, steps: int, rate: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """The engine and its streams, in process, on real files and a real database."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Engine]:
+async def running(folder: Path, clock: Callable[[], int] | None = None) -> AsyncIterator[Engine]:
     artifacts = Artifacts.open(folder / "artifacts")
     database = Database(f"sqlite:///{folder / 'aggregator.sqlite'}")
-    engine = Engine(database, artifacts, lease_seconds=30)
+    engine = Engine(database, artifacts, lease_seconds=30, clock=clock)
     await engine.start()
     try:
         yield engine

@@ -47,7 +47,7 @@ def partitions(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
     return dimension, seed, [np.flatnonzero(owners == client).tolist() for client in order]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(partitions(), st.sampled_from([1e-6, 1e-3, 1.0, 100.0]))
 def test_afl_is_the_ridge_regression_on_all_samples(partition: tuple[int, int, list[list[int]]], shift: float) -> None:
     dimension, seed, parts = partition
@@ -228,7 +228,7 @@ def test_no_samples_at_all(strategy: dict[str, Any]) -> None:
     assert refused.value.code is Code.SINGULAR
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 150), st.integers(0, 1000), st.floats(0, 8))
 def test_factors_solve_and_estimate_the_condition(dimension: int, seed: int, decades: float) -> None:
     rng = np.random.default_rng(seed)

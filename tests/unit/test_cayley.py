@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,7 +26,6 @@ def matrix(x: Tensor) -> Tensor:
     return rotate(x, torch.eye(x.shape[0] * x.shape[1], dtype=x.dtype)).T
 
 
-@settings(deadline=None)
 @given(SHAPES)
 def test_equals_the_formed_transform(shape: tuple[int, int, int, int]) -> None:
     x, h = draw(*shape)
@@ -39,7 +38,6 @@ def test_the_gradient_is_that_of_finite_differences(shape: tuple[int, int, int])
     assert torch.autograd.gradcheck(rotate, (x.requires_grad_(), h.requires_grad_()))
 
 
-@settings(deadline=None)
 @given(SHAPES)
 def test_the_gradient_is_that_of_the_formed_transform(shape: tuple[int, int, int, int]) -> None:
     x, h = draw(*shape)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client_agent.data.partition import Indices, by_domain, dirichlet
@@ -23,7 +23,6 @@ def check(parts: list[Indices], groups: list[str]) -> None:
     assert sum(len(owner) for owner in owners) == len(set(groups))
 
 
-@settings(deadline=None)
 @given(samples=SAMPLES, clients=st.integers(1, 12), alpha=st.floats(1e-6, 1e6), seed=st.integers(0, 2**32))
 def test_a_dirichlet_division_is_one(samples: list[tuple[str, str]], clients: int, alpha: float, seed: int) -> None:
     labels, groups = [label for label, _ in samples], [group for _, group in samples]
@@ -39,7 +38,6 @@ def test_a_dirichlet_division_is_one(samples: list[tuple[str, str]], clients: in
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
 
 
-@settings(deadline=None)
 @given(
     domains=st.lists(st.lists(st.integers(0, 20).map(str), min_size=1, max_size=40), min_size=1, max_size=4),
     extra=st.integers(0, 20),

@@ -63,7 +63,7 @@ def test_two_open_caches_see_what_the_other_adds(cache: EmbeddingCache) -> None:
         assert not len(other.get(TEXTS)[1])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, HEADER + 3 * RECORD - 1))
 def test_a_file_cut_anywhere_keeps_its_whole_records_and_takes_new_ones(tmp_path: Path, cut: int) -> None:
     folder = tmp_path / str(cut)
@@ -81,7 +81,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_records_and_takes_new_ones(tmp_path
         assert cache.path.stat().st_size == HEADER + 3 * RECORD
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, HEADER + 3 * RECORD - 1), flip=st.integers(1, 255))
 def test_a_changed_byte_anywhere_never_gives_a_wrong_embedding(tmp_path: Path, position: int, flip: int) -> None:
     folder = tmp_path / f"{position}-{flip}"

@@ -74,7 +74,7 @@ def test_all_start_from_one_prompt_of_the_jobs_seed() -> None:
 # The fold.
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(range(4)), st.sampled_from(["uniform", "samples"]), st.integers(0, 5))
 def test_the_classifier_is_afls_and_the_prompt_the_mean_in_every_order(
     order: list[int], weighting: str, seed: int

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -62,7 +62,6 @@ def test_after_a_whole_training_in_float64_the_transform_is_orthogonal(dimension
     assert departure(x.detach()) <= 1e-12
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 2**31),
     st.floats(0.1, 100),

@@ -25,7 +25,7 @@ RECORDS = 12
 # Receipts over the heads after these numbers of records.
 COUNTERSIGNED = (4, 9)
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def test_a_clock_set_back_takes_nothing_away(tmp_path: Path) -> None:
         assert gate.charge("north", 3).wait_seconds == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 40)), max_size=30))
 def test_never_more_than_burst_and_rate(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, int]]

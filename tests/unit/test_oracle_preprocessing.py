@@ -91,7 +91,6 @@ def test_what_cannot_be_done_exactly_is_refused(name: str) -> None:
     assert caught.value.code is Code.INPUT_INVALID
 
 
-@settings(deadline=None)
 @given(
     height=st.integers(1, 90),
     width=st.integers(1, 90),
@@ -172,7 +171,7 @@ KEYS = [
 ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from([VIT, BIT]), st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3))
 def test_any_values_are_read_or_refused(config: dict[str, Any], values: dict[str, object]) -> None:
     try:

@@ -29,7 +29,7 @@ def _spec() -> AflStrategy:
 SPEC = _spec()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(0, 99))
 def test_a_triangle_is_the_whole_matrix(dimension: int, seed: int) -> None:
     half = np.random.default_rng(seed).standard_normal((dimension, dimension))
@@ -187,7 +187,7 @@ def test_sums_that_cannot_be_of_samples_are_refused(change: Callable[[dict[str, 
     assert refused.value.code is Code.UPDATE_INVALID
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 300), st.integers(0, 99))
 def test_sums_of_samples_pass(samples: int, seed: int) -> None:
     (arrays,) = sums(pool(samples, D, K, seed), D, K, [np.arange(samples)])

@@ -30,7 +30,7 @@ def rounded(value: float) -> int:
     return round(Fraction(value) * 2**64)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(REALS, min_size=1, max_size=20))
 @example(EDGES)
 def test_values_are_rounded_half_to_even(values: list[float]) -> None:
@@ -41,7 +41,7 @@ def test_values_are_rounded_half_to_even(values: list[float]) -> None:
         assert abs(Fraction(float(real)) - exact) <= abs(exact) * Fraction(1, 2**52)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(arrays(np.float64, st.tuples(st.integers(1, 12), st.integers(1, 5)), elements=SMALL), st.randoms())
 @example(np.array([EDGES] * 3), None)
 def test_sums_are_exact_in_any_order(terms: NDArray[np.float64], random: Any) -> None:
