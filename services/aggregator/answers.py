@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from aggregator.engine import Engine
 from aggregator.rounds.answers import Claim, Taken
@@ -60,8 +60,9 @@ class AnswerQueue:
             try:
                 await self._take(batch)
             except Exception as error:
-                # A database that fails would fail them all again, each after its own wait.
-                if len(batch) == 1 or isinstance(error, VeilfedError | OperationalError):
+                # A database that fails would fail them all again, each after its own wait. If it has kept them
+                # nevertheless, they would be told to be duplicates.
+                if len(batch) == 1 or isinstance(error, VeilfedError | OperationalError | InterfaceError):
                     for item in batch:
                         _fail(item, error)
                     continue

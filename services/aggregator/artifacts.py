@@ -50,11 +50,15 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 class Upload:
-    """An upload under way. Another upload of the same artifact, such as after a broken link, takes it over."""
+    """An upload under way. Another upload of the same artifact, such as after a broken link, takes it over.
+
+    Its methods raise VeilfedError(CANCELLED) when it was taken over.
+    """
 
     def __init__(self, part: Path, whole: Path, ref: Ref, offset: int) -> None:
         self._part, self._whole, self._ref = part, whole, ref
         self._lock = threading.Lock()
+        self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
         with _explained(part):
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
@@ -66,18 +70,29 @@ class Upload:
                     Code.ARTIFACT_INVALID, f"upload: offset {offset} is beyond the {arrived} bytes that have arrived"
                 )
             self._file.truncate(offset)
-            # Reads what an earlier attempt has left, and leaves the position at its end.
-            self._digest = hashlib.file_digest(self._file, "sha256")
         self.received = offset
 
-    def write(self, chunk: bytes) -> None:
-        """Appends. Raises VeilfedError: ARTIFACT_INVALID beyond the announced size, CANCELLED when taken over."""
-        if self.received + len(chunk) > self._ref.size:
-            raise VeilfedError(Code.ARTIFACT_INVALID, f"upload: more than the announced {self._ref.size} bytes")
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
         with self._lock, _explained(self._part):
             if self._file is None:
                 raise VeilfedError(Code.CANCELLED, "upload: another upload of the same artifact took over")
-            self._file.write(chunk)
+            yield self._file
+
+    def resume(self) -> None:
+        """Reads what an earlier attempt has left, before anything is written. In pieces: it may be taken over."""
+        chunk = b"first"
+        while chunk:
+            with self._opened() as file:
+                chunk = file.read(CHUNK_BYTES)
+                self._digest.update(chunk)
+
+    def write(self, chunk: bytes) -> None:
+        """Appends. Raises VeilfedError(ARTIFACT_INVALID) beyond the announced size."""
+        if self.received + len(chunk) > self._ref.size:
+            raise VeilfedError(Code.ARTIFACT_INVALID, f"upload: more than the announced {self._ref.size} bytes")
+        with self._opened() as file:
+            file.write(chunk)
             self._digest.update(chunk)
         self.received += len(chunk)
 
@@ -85,11 +100,9 @@ class Upload:
         """Whether the artifact is whole now. Raises VeilfedError(ARTIFACT_INVALID) when its digest is wrong."""
         if self.received < self._ref.size:
             return False
-        with self._lock, _explained(self._part):
-            if self._file is None:
-                raise VeilfedError(Code.CANCELLED, "upload: another upload of the same artifact took over")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        with self._opened() as file:
+            file.flush()
+            os.fsync(file.fileno())
             if self._digest.hexdigest() != self._ref.sha256:
                 self._part.unlink()
                 raise VeilfedError(Code.ARTIFACT_INVALID, "upload: the bytes do not have the announced SHA-256")
@@ -194,6 +207,11 @@ class Artifacts:
                 before.close()
             upload = Upload(part, folder / name, ref, offset)
             self._running[part] = upload
+        try:
+            upload.resume()  # takes long for a long part; other uploads begin meanwhile
+        except BaseException:
+            self.release(upload)
+            raise
         return upload
 
     def release(self, upload: Upload) -> None:
@@ -212,8 +230,8 @@ class Artifacts:
         return _read(self._uploads / job_id / institution / _name(sha256), sha256)
 
     def drop_upload(self, job_id: str, institution: str, sha256: str) -> None:
-        """Removes an upload whose bytes a round has taken."""
-        with suppress(OSError):
+        """Removes an upload that is needed no more, if there is one."""
+        with suppress(OSError, VeilfedError):
             (self._uploads / job_id / institution / _name(sha256)).unlink()
 
     # Updates of a round, or sealed ones, which have no number.

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ from aggregator.rounds.book import Job
 from aggregator.rounds.changes import Changes
 from aggregator.rounds.records import Effects, Input, Inputs, Live, Offer
 from aggregator.store.database import Database
-from aggregator.strategies import Update, strategy_for, with_ridge
+from aggregator.strategies import strategy_for, with_ridge
+from aggregator.updates import Damaged, Updates
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.jobs import parse_job
@@ -51,14 +52,6 @@ def steady_clock() -> Callable[[], int]:
     return lambda: (start + time.monotonic_ns()) // 1_000_000
 
 
-class _Damaged(Exception):  # noqa: N818
-    """Updates that are not what was kept."""
-
-    def __init__(self, institutions: list[str]) -> None:
-        super().__init__()
-        self.institutions = institutions
-
-
 class Engine:
     """Ties the state machine to the database, the artifacts and the connected agents."""
 
@@ -72,6 +65,9 @@ class Engine:
         self.hub = Hub(clock, lease_ms)
         self.artifacts = artifacts
         self._database = database
+        database.on_doubt = self._doubtful
+        # What follows from a commit that failed is lost if it has happened, until the timer has looked.
+        self._doubt = False
         self._models: OrderedDict[str, TensorMap] = OrderedDict()
         # Of each job: its newest round, and how many of the tasks given out are not answered.
         self._expected: dict[str, tuple[int, int]] = {}
@@ -96,7 +92,7 @@ class Engine:
         self.stopping = True
         # Updates that are being taken first: their receipts are to go before the streams end.
         await asyncio.gather(*self._chores, return_exceptions=True)
-        self.hub.close()
+        self.hub.close(VeilfedError(Code.UNREACHABLE, "the aggregator is stopping", "Connect again later."))
         tasks = [*self._folds.values(), *([self._timer] if self._timer else [])]
         for task in tasks:
             task.cancel()
@@ -111,11 +107,24 @@ class Engine:
         task.add_done_callback(self._chores.discard)
         return task
 
+    def _doubtful(self) -> None:
+        """A commit has failed, and may have happened: agents come back as after a restart, and get what is theirs.
+
+        Else an agent whose task was given out by that commit would keep it alive by its heartbeats, and never get it.
+        """
+        log.error("a commit has failed")
+        self._doubt = True
+        self.hub.close(VeilfedError(Code.INTERNAL, "a fault of the service"))
+
     async def _clean(self) -> None:
-        """Removes the files of jobs that ended when the service did."""
+        """Removes the files of jobs that have ended without anybody knowing, such as when the service did."""
         running = await self.run(queries.running)
         for job_id in await asyncio.to_thread(self.artifacts.jobs) - running:
-            await self._tidy(job_id)
+            await self._begin_to_tidy(job_id)
+
+    def _begin_to_tidy(self, job_id: str) -> "asyncio.Task[None]":
+        self._tidying[job_id] = self.spawn(self._tidy(job_id))
+        return self._tidying[job_id]
 
     async def _tidy(self, job_id: str) -> None:
         """Removes what is not needed of a job that has ended. Of one that is done, sealed updates stay."""
@@ -172,7 +181,7 @@ class Engine:
             self.machine.forget(job_id)
             self._expected.pop(job_id, None)
             log.info("job ended", job=job_id)
-            self._tidying[job_id] = self.spawn(self._tidy(job_id))
+            self._begin_to_tidy(job_id)
         for job_id in effects.changed:
             self.hub.wake(job_id)
 
@@ -196,6 +205,9 @@ class Engine:
 
     async def _tick(self) -> None:
         await self.change_live(self.machine.tick)
+        if self._doubt:
+            self._doubt = False
+            await self._clean()
 
     # Jobs and agents.
 
@@ -341,7 +353,7 @@ class Engine:
                 inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
             try:
                 model, message, report = await asyncio.to_thread(self._folded, job, number, inputs)
-            except _Damaged as damaged:
+            except Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
                 await self.change(lost)
@@ -378,34 +390,14 @@ class Engine:
         """Folds and keeps the next model; gives it itself too if it travels inline, and its report as JSON."""
         strategy = with_ridge(job.spec, inputs.ridge) if inputs.ridge else job.strategy
         where = None if strategy.sealed else number
-        updates = _Updates(inputs.updates, partial(self._kept, job.id, where))
+        updates = Updates(inputs.updates, partial(self._kept, job.id, where))
         try:
             arrays, report = strategy.fold_reported(updates, lambda: parse_map(self.artifacts.model(inputs.start)))
         finally:
             if updates.damaged:
-                raise _Damaged(sorted(updates.damaged))
+                raise Damaged(sorted(updates.damaged))
         if job.spec.privacy is not None:
             report = {**report, "privacy": privacy_report(job.spec, number)}
         model = to_map(arrays)
         ref = self.artifacts.put_model(model.SerializeToString(deterministic=True))
         return ref, model if ref.size <= INLINE_LIMIT else None, json.dumps(report) if report else ""
-
-
-class _Updates:
-    """The updates of a fold, read one at a time and as often as they are gone through."""
-
-    def __init__(self, items: Sequence[Input], read: Callable[[Input], bytes]) -> None:
-        self._items, self._read = items, read
-        # Institutions whose updates are not what was kept.
-        self.damaged: set[str] = set()
-
-    def __iter__(self) -> Iterator[Update]:
-        for item in self._items:
-            try:
-                arrays = parse_map(self._read(item))
-            except VeilfedError as error:
-                if error.code is not Code.ARTIFACT_INVALID:
-                    raise
-                self.damaged.add(item.institution)
-            else:
-                yield item.institution, item.weight, arrays

@@ -121,10 +121,10 @@ class Hub:
         if stream is not None:
             stream.close(VeilfedError(Code.SESSION_REPLACED, "a later Join of this identity ended this session"))
 
-    def close(self) -> None:
-        """Ends all streams and wakes all watchers, for the service stops."""
+    def close(self, error: VeilfedError) -> None:
+        """Ends all streams with an error, and wakes all watchers."""
         for stream in self._streams.values():
-            stream.close(VeilfedError(Code.UNREACHABLE, "the aggregator is stopping", "Connect again later."))
+            stream.close(error)
         self._streams.clear()
         for job_id in list(self._watchers):
             self.wake(job_id)

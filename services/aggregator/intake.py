@@ -43,7 +43,7 @@ class Intake:
         self._certificate_pem = credentials.certificate_pem
 
     async def update(self, stream: Stream, update: Update) -> None:
-        """Answers with a Receipt or a Rejection on the stream.
+        """Answers with a Receipt or a Rejection on the stream. An upload that was taken, or will never be, is removed.
 
         Raises VeilfedError(INTERNAL) when the aggregator cannot keep the update: the stream must end, so that the
         agent comes back and sends it again.
@@ -64,10 +64,11 @@ class Intake:
             await self._answers.accept(claim, taken, first=partial(stream.owe, receipt))
         except VeilfedError as error:
             await self._refused(stream, claim, error)
-            return
+            if error.code is not Code.UPDATE_INVALID:  # else the upload can be named again
+                return
         if update.WhichOneof("parameters") == "artifact":
             await asyncio.to_thread(
-                engine.artifacts.drop_upload, job.id, claim.identity.institution, update.artifact.sha256
+                engine.artifacts.drop_upload, claim.job_id, claim.identity.institution, update.artifact.sha256
             )
 
     async def _refused(self, stream: Stream, claim: Claim, error: VeilfedError) -> None:

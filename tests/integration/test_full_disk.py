@@ -55,8 +55,8 @@ async def test_an_aggregator_refuses_by_name_keeps_its_rounds_and_goes_on(
             with full_disk(aggregator.process):
                 with refused(Code.INTERNAL), translated(None, ""):
                     await admin.submit(job_spec(["north"]))
-                await north.send(update=await north.answer(task))
-                with refused(Code.INTERNAL):  # the agent's cue to come back
+                with refused(Code.INTERNAL), translated(None, ""):  # the agent's cue to come back
+                    await north.send(update=await north.answer(task))
                     await north.next()
                 with refused(Code.INTERNAL):
                     await north.join()

@@ -1,9 +1,12 @@
 """Content-addressed files and resumable uploads."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,6 +118,37 @@ def test_a_new_upload_takes_over(artifacts: Artifacts) -> None:
         first.finish()
     second.write(DATA)
     assert second.finish()
+
+
+class Waiting:
+    """A digest that waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def update(self, _: bytes) -> None:
+        self.begun.set()
+        self.go_on.wait(60)
+
+
+def test_an_earlier_part_that_is_read_holds_up_nobody(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes take seconds."""
+    first = artifacts.upload("job", "north", REF, 0)
+    first.write(DATA[:1000])
+    artifacts.release(first)
+    waiting = Waiting()
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr("aggregator.artifacts.hashlib", SimpleNamespace(sha256=lambda: waiting))
+                resuming = threads.submit(artifacts.upload, "job", "north", REF, 1000)
+                assert waiting.begun.wait(20)
+            other = threads.submit(artifacts.upload, "job", "south", REF, 0).result(20)
+        finally:
+            waiting.go_on.set()
+        resuming.result(20)
+    other.write(DATA)
+    assert other.finish()
 
 
 def test_old_uploads_make_room(artifacts: Artifacts, tmp_path: Path) -> None:

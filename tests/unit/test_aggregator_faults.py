@@ -1,20 +1,24 @@
 """Faults and rare orders of events at the engine: agents that flap, jobs that end early, disks that fail."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from sqlalchemy import Connection, update
+from sqlalchemy.exc import OperationalError
 
 from aggregator.artifacts import Ref
+from aggregator.engine import Engine
 from aggregator.hub import MAX_QUEUE, Stream
 from aggregator.intake import Intake
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.records import Offer
 from aggregator.store.schema import JobRow, RoundRow
 from tests.support.aggregators import job_spec
+from tests.support.databases import failing_commit
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
 from tests.support.scripted_agent import answer
@@ -28,6 +32,8 @@ from veilfed.v1.aggregator_pb2 import (
     TaskEnded,
     WorkResponse,
 )
+from veilfed.v1.tensor_pb2 import Artifact
+from veilfed.wire.tensors import digest, map_bytes
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +291,80 @@ async def test_a_deadline_that_passes_while_the_service_is_down(tmp_path: Path, 
         again = await engine.connect(north.session, identity("north"))
         await send(engine, credentials, again, ONES)
         await job_when(engine, job_id, "published")
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["undone", "kept"])
+@asynchronous
+async def test_a_commit_that_fails_ends_the_streams_and_holds_up_no_round(
+    tmp_path: Path, credentials: Credentials, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have happened: a task that it gave out would never arrive, while heartbeats keep its lease."""
+    monkeypatch.setattr("aggregator.engine.RETRY_SECONDS", 0.1)
+    async with running(tmp_path) as engine:
+        north = await join(engine, "north")
+        job_id = await engine.submit(spec("north"))
+        publish = engine.machine.publish
+
+        def failing(*args: Any) -> Any:
+            stack.enter_context(failing_commit(engine._database, kept))
+            return publish(*args)
+
+        with ExitStack() as stack:
+            engine.machine.publish = failing  # type: ignore[assignment,method-assign]  # its commit fails, it is not replaced
+            assert (await send(engine, credentials, north, ONES)).receipts
+            with refused(Code.INTERNAL):  # an agent's cue to come back
+                await asyncio.wait_for(north.next(), 20)
+        engine.machine.publish = publish  # type: ignore[method-assign]
+        again = await engine.connect(north.session, identity("north"))
+        offer = await asyncio.wait_for(again.next(), 20)
+        assert isinstance(offer, Offer)
+        assert offer.round == 1
+        events, _ = await engine.run(lambda c: queries.events(c, job_id, 0))
+        assert [event.kind for event in events].count("round_published") == 1
+
+
+@asynchronous
+async def test_the_end_of_a_job_whose_commit_fails_is_seen_and_its_files_go(
+    tmp_path: Path, credentials: Credentials
+) -> None:
+    async with running(tmp_path) as engine:
+        north = await join(engine, "north")
+        job_id = await engine.submit(spec("north", "south", quorum=1, strategy={"dimension": LONG.shape[1]}))
+        assert (await send(engine, credentials, north, LONG)).receipts
+        assert engine.artifacts.jobs() == {job_id}
+        with failing_commit(engine._database, kept=True), pytest.raises(OperationalError):
+            await engine.cancel(job_id, identity("north"))
+        await job_when(engine, job_id, "cancelled")
+        async with asyncio.timeout(20):
+            while engine.artifacts.jobs():  # noqa: ASYNC110  removed by the timer
+                await asyncio.sleep(0.02)
+
+
+def _uploaded(engine: Engine, job_id: str, data: bytes) -> Artifact:
+    """A whole upload of `north`."""
+    ref = Ref(digest(data), len(data))
+    upload = engine.artifacts.upload(job_id, "north", ref, 0)
+    upload.write(data)
+    assert upload.finish()
+    engine.artifacts.release(upload)
+    return Artifact(sha256=ref.sha256, size=ref.size)
+
+
+@asynchronous
+async def test_an_upload_that_the_gate_refuses_is_removed(tmp_path: Path, credentials: Credentials) -> None:
+    """One that is named wrongly stays: it can be named again."""
+    async with running(tmp_path) as engine:
+        north = await join(engine, "north")
+        job_id = await engine.submit(spec("north", "south", quorum=1, rounds=2, strategy={"dimension": LONG.shape[1]}))
+        offer = await north.next()
+        assert isinstance(offer, Offer)
+        update = answer((await engine.task(offer)).task, weight=-1.0)
+        update.artifact.CopyFrom(_uploaded(engine, job_id, map_bytes({"classifier": LONG})))
+        for number, code, left in ((7, Code.TASK_INVALID, 1), (0, Code.UPDATE_INVALID, 0)):
+            update.round = number
+            await Intake(engine, credentials).update(north, update)
+            reply = await north.next()
+            assert isinstance(reply, WorkResponse)
+            assert reply.rejection.code == code.name
+            kept = [path for path in (tmp_path / "artifacts" / "uploads").rglob("*") if path.is_file()]
+            assert len(kept) == left

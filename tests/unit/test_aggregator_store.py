@@ -12,10 +12,11 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, event, insert, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from aggregator.store.database import Database, migrate, open_engine
 from aggregator.store.schema import AgentRow, Base, EventRow
+from tests.support.databases import failing_commit
 from tests.support.loops import asynchronous
 from veilfed.errors import Code, VeilfedError
 
@@ -175,4 +176,19 @@ async def test_functions_that_share_a_transaction_fail_alone(tmp_path: Path) -> 
         lambda c: c.execute(select(AgentRow.identity).order_by(AgentRow.identity)).scalars().all()
     )
     assert kept == ["a", "b", "c"]
+    database.close()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["undone", "kept"])
+@asynchronous
+async def test_a_commit_that_fails_is_told_and_the_next_one_works(tmp_path: Path, kept: bool) -> None:
+    """Nobody knows whether it has happened: the answer of a server may be lost."""
+    database, told = Database(url(tmp_path)), asyncio.Event()
+    await database.open()
+    database.on_doubt = told.set
+    with failing_commit(database, kept), pytest.raises(OperationalError):
+        await database.run(_agent("a"))
+    await asyncio.wait_for(told.wait(), 10)
+    assert await database.run(lambda c: c.execute(select(AgentRow.identity)).scalars().all()) == ["a"] * kept
+    assert await database.run(_agent("b")) == "b"
     database.close()

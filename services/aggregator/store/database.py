@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,9 +132,16 @@ class Database:
 
     Functions that come while others run share the next transaction: a commit waits for the disk, and one wait for
     many is what makes the service quick. If one of them fails, all are undone and run again, each within a savepoint.
+
+    A commit that fails may have happened all the same, such as when the answer of a server is lost: those who wait get
+    the error, and `on_doubt` is called in their event loop.
     """
 
+    on_doubt: Callable[[], None]
+
     def __init__(self, url: str) -> None:
+        self.on_doubt = lambda: None
+        self._doubt = False
         self.engine = open_engine(url)
         self._thread = ThreadPoolExecutor(1, "database")
         self._kept: Connection | None = None
@@ -165,6 +172,9 @@ class Database:
                 call.error = call.error or error
         self._note(calls)
         loop.call_soon_threadsafe(_deliver, calls)
+        if self._doubt:
+            self._doubt = False
+            loop.call_soon_threadsafe(self.on_doubt)
 
     def _connection(self) -> Connection:
         """The thread's connection. One that was lost is made anew by SQLAlchemy when a transaction begins."""
@@ -178,9 +188,21 @@ class Database:
         for word in words:
             log.error("the database cannot be used", database=self.engine.url.database, error=word)
 
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        connection, done = self._connection(), False
+        try:
+            with connection.begin():
+                yield connection
+                done = True
+        except BaseException:
+            if done:
+                self._doubt = True
+                _let_go(connection)
+            raise
+
     def _transact(self, calls: list[_Call]) -> None:
-        connection = self._connection()
-        with suppress(_Again), connection.begin():
+        with suppress(_Again), self._transaction() as connection:
             for call in calls:
                 try:
                     call.result = call.function(connection)
@@ -189,7 +211,7 @@ class Database:
                         raise
                     raise _Again from None
             return
-        with connection.begin():
+        with self._transaction() as connection:
             for call in calls:
                 _attempt(connection, call)
 
@@ -215,6 +237,14 @@ def _attempt(connection: Connection, call: _Call) -> None:
         savepoint.rollback()
     else:
         savepoint.commit()
+
+
+def _let_go(connection: Connection) -> None:
+    """Ends what a commit that failed may have left open at the driver: no other transaction could begin."""
+    try:
+        connection.connection.rollback()
+    except Exception:  # it is of no use any more
+        connection.invalidate()
 
 
 def _deliver(calls: list[_Call]) -> None:
