@@ -15,7 +15,6 @@ round, never from its own result, and its file answers the same task again with 
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+from client_agent.frame import framed, unframed
 from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 from veilfed.jobs import JobSpec, parse_job
@@ -37,7 +37,6 @@ from veilfed.wire.tensors import digest
 __all__ = ["Counts", "Finished", "JobFolder", "StateFolder"]
 
 _MAGIC = b"veilfed round 1\n"
-_DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ROUND_FILE = re.compile(r"round-([0-9]+)\.bin")
@@ -78,7 +77,7 @@ class Finished:
     answers: int = 1
 
     def to_bytes(self) -> bytes:
-        """A digest, a header and the three parts: no code in it, and a changed byte is found."""
+        """A header and the three parts, framed: no code in it."""
         header = {
             "round": self.round,
             "previous": self.previous,
@@ -90,14 +89,13 @@ class Finished:
         }
         parts = (json.dumps(header).encode(), self.model, self.update, self.state)
         body = b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
-        return _MAGIC + hashlib.sha256(body).digest() + body
+        return framed(_MAGIC, body)
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
         """Raises VeilfedError(STATE_CORRUPT) that names `where`."""
-        start = len(_MAGIC) + _DIGEST_BYTES
-        body = data[start:]
-        if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        body = unframed(_MAGIC, data)
+        if body is None:
             raise VeilfedError(Code.STATE_CORRUPT, f"{where}: not a whole result of a round")
         header_bytes, model, update, state = _parts(body)
         header: dict[str, Any] = json.loads(header_bytes)
@@ -205,7 +203,7 @@ class JobFolder:
         rounds = self.rounds()
         done = [number for number in rounds if number <= finished.round]
         # A later one can only be of a history that the aggregator has lost.
-        for number in {*rounds} - {*done[-KEPT_ROUNDS:]}:
+        for number in sorted({*rounds} - {*done[-KEPT_ROUNDS:]}):
             self._round_file(number).unlink(missing_ok=True)
         for left in (
             *self.path.glob(".round-*.tmp"),
@@ -228,15 +226,15 @@ class JobFolder:
         data = self._read("sent.bin")
         if data is None:
             return None
-        body = data[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
+        body = unframed(b"", data)
+        if body is None:
             raise VeilfedError(Code.STATE_CORRUPT, f"{self.path / 'sent.bin'}: not whole")
         return body
 
     def keep_sent(self, update: bytes) -> None:
         """Keeps the update of a job that gets one from this institution, however often it asks."""
         _make_folder(self.path)
-        write_atomic(self.path / "sent.bin", hashlib.sha256(update).digest() + update)
+        write_atomic(self.path / "sent.bin", framed(b"", update))
 
     def charge(self, round_number: int, answer: int) -> str:
         """The name of the charge for a result: the same until `charged`, so that a kill charges nothing twice.

@@ -23,10 +23,11 @@ from tests.support.agents import (
     wait_for,
     write_data,
 )
+from tests.support.coordinator_stub import serving
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.processes import Process, until, veilfed
-from tests.support.standin_coordinator import StandInCoordinator, coordinating
+from tests.support.standin_coordinator import StandInCoordinator
 from veilfed import protocol
 from veilfed.errors import Code
 from veilfed.identity.material import load_credentials
@@ -74,7 +75,7 @@ async def bench(
     coordinator, model = StandInCoordinator(**settings), LetterModel(dimension)
     write_data(folder / "data.csv", seed=1)
     async with (
-        coordinating(load_credentials(federation.aggregator), coordinator) as aggregator,
+        serving(load_credentials(federation.aggregator), coordinator) as aggregator,
         serving_oracle(federation, "north", model, folder / "oracle") as oracle,
     ):
         yield Bench(federation, coordinator, model, folder, aggregator, oracle)

@@ -19,13 +19,14 @@ from tests.support.coordinator_stub import Stub, serving
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from tests.support.models import TinyModel
-from tests.support.standin_coordinator import StandInCoordinator, coordinating
+from tests.support.standin_coordinator import StandInCoordinator
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import load_credentials
+from veilfed.ledger import read, verify
 from veilfed.protocol import CHUNK_BYTES
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.rpc.server import create_server
-from veilfed.v1.aggregator_pb2 import FetchRequest, FetchResponse, PushRequest
+from veilfed.v1.aggregator_pb2 import FetchRequest, FetchResponse, PushRequest, TaskRefusal
 from veilfed.v1.aggregator_pb2_grpc import CoordinatorStub
 from veilfed.v1.oracle_pb2 import EmbedRequest, Texts
 from veilfed.v1.oracle_pb2_grpc import OracleStub, add_OracleServicer_to_server
@@ -156,7 +157,7 @@ async def test_an_oracle_that_does_not_answer(federation: Federation, tmp_path: 
 
 @asynccontextmanager
 async def session(federation: Federation, folder: Path, server: StandInCoordinator) -> AsyncIterator[Session]:
-    async with coordinating(load_credentials(federation.aggregator), server) as address:
+    async with serving(load_credentials(federation.aggregator), server) as address:
         endpoint = AggregatorEndpoint(address=address, identity=federation.aggregator_id)
         with gate(federation, folder) as door:
             door.expect(JOB, {"classifier": ((3, 262_144), np.float32)})
@@ -182,3 +183,15 @@ async def test_an_aggregator_that_stops_in_a_transfer_and_one_that_goes_on(
             await made.download(JOB, artifact, kept)
         assert len(kept) == CHUNK_BYTES
         assert await made.download(JOB, artifact, kept) == data
+
+
+@asynchronous
+async def test_what_is_queued_when_a_session_ends_is_said_not_to_have_left(
+    federation: Federation, tmp_path: Path
+) -> None:
+    async with session(federation, tmp_path, StandInCoordinator()) as made:
+        made.refuse(TaskRefusal(job_id=JOB, token="t", code="POLICY_DENIED", reason="not today"))  # nothing reads it
+    *_, passed, note = read(tmp_path / "ledger")
+    assert (passed["purpose"], passed["decision"]) == ("refusal", "passed")
+    assert (note["note"], passed["digest"] in note["text"]) == ("withdrawn", True)
+    verify(tmp_path / "ledger")

@@ -1,4 +1,7 @@
-"""A coordinator that answers each of the four kinds of RPC, or fails as it is told; counts who got through."""
+"""A coordinator for tests of the transport: it answers each kind of RPC, or fails as it is told, and counts callers.
+
+For tests of agents there is tests.support.standin_coordinator.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -71,10 +74,10 @@ class Stub(CoordinatorServicer):
 
 
 @asynccontextmanager
-async def serving(credentials: Credentials, stub: Stub, **options: Any) -> AsyncIterator[str]:
-    """The stub behind the real server; the address."""
+async def serving(credentials: Credentials, coordinator: CoordinatorServicer, **options: Any) -> AsyncIterator[str]:
+    """A coordinator behind the real server; the address."""
     server, port = create_server(credentials, "127.0.0.1:0", **options)
-    add_CoordinatorServicer_to_server(stub, server)
+    add_CoordinatorServicer_to_server(coordinator, server)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -1,8 +1,10 @@
-"""A stand-in for the aggregator: offers what the test says, on real TLS, and keeps what the agents send."""
+"""A stand-in for the aggregator: offers what the test says and keeps what the agents send.
+
+It is served by tests.support.coordinator_stub.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +12,6 @@ import grpc
 
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
-from veilfed.identity.material import Credentials
-from veilfed.rpc.server import create_server
 from veilfed.v1.aggregator_pb2 import (
     FetchRequest,
     FetchResponse,
@@ -27,9 +27,9 @@ from veilfed.v1.aggregator_pb2 import (
     WorkRequest,
     WorkResponse,
 )
-from veilfed.v1.aggregator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from veilfed.v1.aggregator_pb2_grpc import CoordinatorServicer
 
-__all__ = ["StandInCoordinator", "coordinating"]
+__all__ = ["StandInCoordinator"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -132,15 +132,3 @@ class StandInCoordinator(CoordinatorServicer):
             else:
                 self.activities.put_nowait(request.heartbeat.activity)
         down.put_nowait(None)
-
-
-@asynccontextmanager
-async def coordinating(credentials: Credentials, standin: StandInCoordinator, port: int = 0) -> AsyncIterator[str]:
-    """The stand-in behind the real server; its address."""
-    server, bound = create_server(credentials, f"127.0.0.1:{port}")
-    add_CoordinatorServicer_to_server(standin, server)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{bound}"
-    finally:
-        await server.stop(0)

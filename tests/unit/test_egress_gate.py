@@ -338,6 +338,9 @@ def test_what_is_admitted_ahead_passes_once_and_there_alone(tmp_path: Path, sign
         assert bench.gate.head.records == records + 2
         again = bench.gate.admit_ahead(AGGREGATOR, work, heartbeat())
         bench.gate.withdraw(again)
+        bench.gate.withdraw(admitted)  # has left
+        *_, passed, note = read(tmp_path / "ledger")
+        assert (note["note"], passed["digest"] in note["text"]) == ("withdrawn", True)
         assert bench.gate.admit(flow_to_work(bench), again) is not again
 
     run(tmp_path, signer, scenario)

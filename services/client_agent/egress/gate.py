@@ -8,6 +8,7 @@ mistakes and greedy servers, not hostile code in its own process.
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -236,8 +237,14 @@ class EgressGate:
         return admitted
 
     def withdraw(self, admitted: Message) -> None:
-        """A message that was admitted ahead will not be sent: the call that it was queued for has ended."""
-        self._ahead.pop(id(admitted), None)
+        """A message that was admitted ahead will not be sent: the call that it was queued for has ended.
+
+        A note says so in the ledger, where it is recorded as passed. It counts in the budgets all the same.
+        """
+        if self._ahead.pop(id(admitted), None) is not None:
+            digest = hashlib.sha256(admitted.SerializeToString(deterministic=True)).hexdigest()
+            with suppress(VeilfedError):  # a full disk; then the ledger says that more has left than did
+                self.note("withdrawn", f"the message with the digest {digest} did not leave: its call has ended")
 
     def open(self, call: Flow) -> None:
         """Checks a call before it is started: a stream's method and metadata leave before its first message.

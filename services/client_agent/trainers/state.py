@@ -5,12 +5,12 @@ State.from_bytes(data, like, where)      raises STATE_CORRUPT
 State.zeros(private, trained)            of tensors with these shapes
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
+from client_agent.frame import framed, unframed
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import Shapes
 from veilfed.wire.tensors import Arrays, map_bytes, parse_map
@@ -18,7 +18,6 @@ from veilfed.wire.tensors import Arrays, map_bytes, parse_map
 __all__ = ["State"]
 
 _MAGIC = b"veilfed private state 1\n"
-_DIGEST_BYTES = 32
 # Endings of the names of Adam's moments in the bytes.
 _MEAN, _SQUARE = "_mean", "_square"
 
@@ -43,9 +42,8 @@ class State:
         return cls(_zeros(private), moments, moments, steps=0, last_round=-1)
 
     def to_bytes(self) -> bytes:
-        """A digest and the arrays in the wire's form: no code in it, and a changed byte is found."""
-        body = map_bytes(self._arrays())
-        return _MAGIC + hashlib.sha256(body).digest() + body
+        """The arrays in the wire's form, framed: no code in it."""
+        return framed(_MAGIC, map_bytes(self._arrays()))
 
     def _arrays(self) -> Arrays:
         """Everything by distinct names."""
@@ -60,9 +58,8 @@ class State:
     @classmethod
     def from_bytes(cls, data: bytes, like: "State", where: str = "state") -> Self:
         """Raises VeilfedError(STATE_CORRUPT) that names `where`: damaged, or of other shapes than those of `like`."""
-        start = len(_MAGIC) + _DIGEST_BYTES
-        body = data[start:]
-        if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        body = unframed(_MAGIC, data)
+        if body is None:
             raise VeilfedError(Code.STATE_CORRUPT, f"{where}: not a whole private state")
         try:
             arrays = parse_map(body)
