@@ -8,110 +8,41 @@ rows.
     own         mean over the clients of the accuracy that each expects on its own mix of classes, with its private
                 state if it has one: sum_c p_k(c) a_k(c), with the share p_k(c) of class c in its training rows and the
                 accuracy a_k(c) on the test rows of class c
+    gaps        accuracy of one variant minus that of another, with its interval (`resampling`)
+
+FedOPAL's features are made by the model anew, with each client's prompts; all others have the same cached ones.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from client_agent.data.partition import dirichlet
-from client_agent.trainers import Method, method_for
 from veilfed.config import validate
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
-from veilfed.wire.tensors import map_bytes
-from veilfed_study import measures, simulation
+from veilfed_study.backbone import Backbone
 from veilfed_study.cells import job_of, shown_settings
-from veilfed_study.methods import METHODS, Settings
-from veilfed_study.options import numbers
-from veilfed_study.parts import Part, Parts, split_parts
+from veilfed_study.methods import Settings
+from veilfed_study.parts import Part, split_parts
+from veilfed_study.prompted import inputs_of
+from veilfed_study.resampling import drawn, interval
 from veilfed_study.scale import pooled
+from veilfed_study.shots import measured
 from veilfed_study.store import Store, key_of
 from veilfed_study.subjects import Subject
 from veilfed_study.summary import spread
+from veilfed_study.variants import ONE_SHOT, Grid, Variant, variants
 
-__all__ = ["ONE_SHOT", "Grid", "Variant", "clients_of", "methods_of", "ridges_of", "study", "variants", "whole_of"]
+__all__ = ["clients_of", "job_for", "some_of", "study", "whole_of"]
 
 # Changes when the figures of a job are measured in another way.
-FORM = 1
+FORM = 2
 
-ONE_SHOT = {"afl": "AFL", "fedcgs": "FedCGS"}
-
-Ridge = float | Literal["gcv"]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """What is varied. `least` are policies: an institution leaves out its classes with fewer samples."""
-
-    clients: Sequence[int]
-    alphas: Sequence[float]
-    ridges: Sequence[Ridge]
-    least: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A method with one choice of what is varied of it; the keys that other methods lack are None."""
-
-    method: str
-    ridge: Ridge | None = None
-    least: int | None = None
-
-    @property
-    def name(self) -> str:
-        parts = [self.method, *(str(part) for part in (self.ridge, self.least) if part is not None)]
-        return "-".join(parts)
-
-    @property
-    def label(self) -> str:
-        said = [ONE_SHOT.get(self.method) or METHODS[self.method].label]
-        if self.ridge is not None:
-            said.append("lambda by GCV" if self.ridge == "gcv" else f"lambda {self.ridge:g}")
-        if self.least is not None and self.least > 1:
-            said.append(f"classes from {self.least} samples on")
-        return ", ".join(said)
-
-
-def methods_of(names: str) -> list[str]:
-    """The methods of a list such as "afl,fedot-b", in its order.
-
-    Raises VeilfedError(INPUT_INVALID) for an unknown one, and for one that has nothing to train or needs class vectors.
-    """
-    possible = [*ONE_SHOT, *(name for name, method in METHODS.items() if method.trains and not method.class_vectors)]
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in possible]
-    if unknown or not wanted or len(set(wanted)) != len(wanted):
-        which = f"{unknown[0]!r} is no method of this study" if unknown else "--methods takes distinct names"
-        raise VeilfedError(Code.INPUT_INVALID, which, f"Methods: {', '.join(possible)}.")
-    return wanted
-
-
-def ridges_of(text: str) -> list[Ridge]:
-    """The values of a list such as "0.1,1,gcv". Raises VeilfedError(INPUT_INVALID)."""
-    parts = [part.strip() for part in text.split(",")]
-    plain = [part for part in parts if part != "gcv"]
-    found: list[Ridge] = [*numbers(",".join(plain), float, "--ridges")] if plain else []
-    if len(parts) - len(plain) > 1:
-        raise VeilfedError(Code.INPUT_INVALID, "--ridges: gcv is there twice")
-    return [*found, "gcv"] if len(plain) < len(parts) else found
-
-
-def variants(methods: Sequence[str], grid: Grid) -> list[Variant]:
-    """All choices of each method."""
-    found = []
-    for method in methods:
-        if method not in ONE_SHOT:
-            found.append(Variant(method))
-            continue
-        ridges = grid.ridges if method == "afl" else [None]
-        found += [Variant(method, ridge, least) for least in grid.least for ridge in ridges]
-    return found
+Place = tuple[int, float, int]  # clients, alpha, seed
 
 
 def whole_of(subject: Subject, split: int) -> Part:
@@ -123,6 +54,18 @@ def whole_of(subject: Subject, split: int) -> Part:
         rows, none = np.arange(len(domain.labels), dtype=np.intp), np.empty(0, np.intp)
         parts.append(Part(domain, none, rows) if name == subject.test_domain else Part(domain, rows, none))
     return pooled(parts)
+
+
+def some_of(whole: Part, rows: int | None, seed: int) -> Part:
+    """So many training rows, drawn by the seed, and test rows in the same proportion; None or more than all: all."""
+    if rows is None or rows >= len(whole.train):
+        return whole
+    rng = np.random.default_rng(seed)
+    tested = max(1, round(len(whole.held) * rows / len(whole.train)))
+    train, held = (
+        np.sort(rng.permutation(side)[:count]) for side, count in ((whole.train, rows), (whole.held, tested))
+    )
+    return Part(whole.domain, train, held)
 
 
 def clients_of(whole: Part, count: int, alpha: float, seed: int) -> dict[str, Part]:
@@ -147,35 +90,50 @@ def study(
     settings: Settings,
     store: Store,
     ended: Callable[[str], None] = lambda what: None,
+    rows: int | None = None,
 ) -> dict[str, Any]:
     """Everything that was measured, as JSON; jobs that were finished before are read from their files.
 
-    All divisions and jobs are made before the first is run. Raises VeilfedError: DATA_INVALID, INPUT_INVALID,
-    JOB_INVALID, UPDATE_INVALID for training that diverged.
+    `rows` is how many training rows there are, see `some_of`. All divisions and jobs are made before the first is run.
+    Raises VeilfedError: DATA_INVALID, INPUT_INVALID (also for FedOPAL with a model that takes no prompts), JOB_INVALID,
+    UPDATE_INVALID for training that diverged.
     """
     data = subject.digest()
-    wholes = {seed: whole_of(subject, settings.split_of(seed)) for seed in seeds}
+    wholes = {seed: some_of(whole_of(subject, split), rows, split) for seed, split in _splits(settings, seeds)}
     places = [(count, alpha, seed) for count in grid.clients for alpha in grid.alphas for seed in seeds]
     divided = {place: clients_of(wholes[place[2]], *place) for place in places}
     chosen = variants(methods, grid)
     jobs = {
-        (variant, place): _job(subject, variant, settings, place[2], list(divided[place]))
+        (variant, place): job_for(subject, variant, settings, place[2], list(divided[place]))
         for place in places
         for variant in chosen
     }
-    found: dict[tuple[Variant, int, float], list[dict[str, Any]]] = {}
-    for (variant, (count, alpha, seed)), job in jobs.items():
-        name = f"{variant.name}-{seed}-{count}-{alpha:g}"
-        key = key_of(
-            FORM, data, subject.test_domain, settings.split_of(seed), alpha, variant.least, job.model_dump(mode="json")
-        )
-        kept = store.get(name, key)
-        if kept is None:
-            kept = _measured(job, divided[count, alpha, seed], len(subject.classes), variant.least)
-            store.put(name, key, kept)
-        found.setdefault((variant, count, alpha), []).append(kept)
-        ended(variant.label)
-    rows = wholes[seeds[0]]
+    results: dict[tuple[Variant, Place], dict[str, Any]] = {}
+    for place in places:
+        count, alpha, seed = place
+        for variant in chosen:
+            job, name = jobs[variant, place], f"{variant.name}-{seed}-{count}-{alpha:g}"
+            own = variant.tuning in {None, grid.tunings[0]}
+            key = key_of(
+                FORM,
+                data,
+                subject.test_domain,
+                settings.split_of(seed),
+                alpha,
+                variant.least,
+                rows,
+                own,
+                job.model_dump(mode="json"),
+            )
+            kept = store.get(name, key)
+            if kept is None:
+                kept = measured(job, divided[place], variant.least, subject.backbone, own)
+                store.put(name, key, kept)
+            results[variant, place] = kept
+            ended(variant.label)
+        if subject.backbone is not None:
+            subject.backbone.forget()
+    whole = wholes[seeds[0]]
     return {
         "study": "analytic",
         "task": subject.name,
@@ -183,7 +141,8 @@ def study(
         "model": subject.model,
         "dimension": subject.dimension,
         "classes": list(subject.classes),
-        "rows": {"training": len(rows.train), "test": len(rows.held)},
+        "rows": {"training": len(whole.train), "test": len(whole.held)},
+        "embedding": _embedding(subject.backbone, whole, store, data) if "fedopal" in methods else None,
         "seeds": list(seeds),
         "split": settings.split,
         "clients": list(grid.clients),
@@ -195,12 +154,30 @@ def study(
                 "method": variant.method,
                 "ridge": variant.ridge,
                 "min_class_samples": variant.least,
+                "tuning": None if variant.tuning is None else variant.tuning.name,
+                "reextract": variant.reextract,
                 "settings": shown_settings(jobs[variant, places[0]]),
-                "cells": [_cell(found[variant, count, alpha], count, alpha) for count, alpha in _pairs(grid)],
+                "cells": [_cell([results[variant, (*pair, seed)] for seed in seeds], *pair) for pair in _pairs(grid)],
             }
             for variant in chosen
         ],
+        "gaps": [
+            {
+                "clients": pair[0],
+                "alpha": pair[1],
+                "of": _gaps(
+                    [wholes[seed] for seed in seeds],
+                    {variant.name: [results[variant, (*pair, seed)]["hits"] for seed in seeds] for variant in chosen},
+                    settings.split_of(seeds[0]),
+                ),
+            }
+            for pair in _pairs(grid)
+        ],
     }
+
+
+def _splits(settings: Settings, seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return ((seed, settings.split_of(seed)) for seed in seeds)
 
 
 def _pairs(grid: Grid) -> Iterator[tuple[int, float]]:
@@ -217,8 +194,14 @@ def _cell(results: Sequence[dict[str, Any]], count: int, alpha: float) -> dict[s
         **{name: spread([_number(result[name]) for result in results]) for name in ("accuracy", "own")},
         "by_round": [spread([_number(value) for value in values])["mean"] for values in by_round],
         **{name: first[name] for name in ("rounds", "bytes_sent", "bytes_received")},
-        "samples_used": float(np.mean([result["samples_used"] for result in results])),
-        "seconds": round(float(np.mean([result["seconds"] for result in results])), 3),
+        **{
+            name: float(np.mean([result[name] for result in results]))
+            for name in ("samples_used", "inputs", "gradients")
+        },
+        **{
+            name: round(float(np.mean([result[name] for result in results])), 3)
+            for name in ("seconds", "model_seconds")
+        },
     }
 
 
@@ -227,92 +210,68 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _job(subject: Subject, variant: Variant, settings: Settings, seed: int, clients: list[str]) -> JobSpec:
-    """Raises VeilfedError(JOB_INVALID)."""
+def _gaps(
+    wholes: Sequence[Part], hits: Mapping[str, Sequence[str | None]], seed: int
+) -> dict[str, dict[str, list[float]]]:
+    """one -> other -> the mean of one - other and the ends of its interval, of those that have an accuracy.
+
+    A group is an icon or a text, in whatever domain: test rows of one group have one weight in a draw.
+    """
+    known = {
+        name: [[{"all": [int(hit) for hit in row]}] for row in rows if row is not None]
+        for name, rows in hits.items()
+        if None not in rows
+    }
+    parts = [{"all": _ungrouped(whole)} for whole in wholes]
+    draws = {name: matrices[:, 0, 0] for name, matrices in drawn(parts, known, seed).items()} if known else {}
+    means = {name: np.mean([np.mean(row[0]["all"]) for row in rows]) for name, rows in known.items()}
+    return {
+        one: {
+            other: [float(means[one] - means[other]), *interval(mine, theirs)]
+            for other, theirs in draws.items()
+            if other != one
+        }
+        for one, mine in draws.items()
+    }
+
+
+def _ungrouped(whole: Part) -> Part:
+    """With the groups' names as their domains have them (`scale.pooled` puts a number before them)."""
+    samples = whole.domain.samples
+    names = [group.partition(":")[2] for group in samples.groups]
+    return Part(replace(whole.domain, samples=replace(samples, groups=names)), whole.train, whole.held)
+
+
+def _embedding(backbone: Backbone | None, whole: Part, store: Store, data: str) -> dict[str, Any] | None:
+    """What it costs to embed the training rows once, without prompts: all other methods have paid that."""
+    if backbone is None:
+        return None
+    key = key_of(FORM, data, whole.train.tolist())
+    kept = store.get("embedding", key)
+    if kept is None:
+        before = backbone.asked
+        backbone.embed(inputs_of(whole, whole.train), None)
+        backbone.forget()
+        kept = asdict(backbone.asked.since(before))
+        store.put("embedding", key, kept)
+    return kept
+
+
+def job_for(subject: Subject, variant: Variant, settings: Settings, seed: int, clients: list[str]) -> JobSpec:
+    """Raises VeilfedError: JOB_INVALID; INPUT_INVALID for FedOPAL with a model that takes no prompts."""
     if variant.method not in ONE_SHOT:
         return job_of(subject, variant.method, settings.of(variant.method), seed, clients, [])
+    strategy = {**variant.strategy, "classes": list(subject.classes), "dimension": subject.dimension}
+    if variant.tuning is not None:
+        if subject.backbone is None:
+            raise VeilfedError(Code.INPUT_INVALID, f"fedopal: the model {subject.model} takes no prompts")
+        strategy["prompt_width"] = subject.backbone.prompt_width
     document = {
         "name": f"{subject.name}-{variant.method}-{seed}",
-        "strategy": {
-            "name": variant.method,
-            "classes": list(subject.classes),
-            "dimension": subject.dimension,
-            **({} if variant.ridge is None else {"ridge": variant.ridge}),
-        },
+        "strategy": strategy,
         "cohort": {"train": clients},
-        "rounds": 1,
+        "rounds": 2 if variant.reextract else 1,
         "quorum": len(clients),
         "seed": seed,
     }
     return validate(JobSpec, json.dumps(document), f"method {variant.method}", Code.JOB_INVALID)
-
-
-def _measured(job: JobSpec, clients: Parts, classes: int, least: int | None) -> dict[str, Any]:
-    """Runs a job. `seconds` are those of all parties together, one after the other, without the evaluation.
-
-    There is no accuracy, None, where there was no solution: no client may tell its sums, or lambda is too small.
-    """
-    method = method_for(job.strategy)
-    test = next(iter(clients.values())).evaluation
-    steps = simulation.rounds(job, clients, min_class_samples=least or simulation.LEAST)
-    by_round: list[float | None] = []
-    sent, seconds, solved = 0, 0.0, True
-    while True:
-        started = time.monotonic()
-        try:
-            snapshot = next(steps, None)
-        except VeilfedError as error:
-            if error.code is not Code.SINGULAR:
-                raise
-            solved = False
-            break
-        seconds += time.monotonic() - started
-        if snapshot is None:
-            break
-        last = snapshot
-        by_round.append(_accuracy(method, snapshot, test))
-        sent += measures.longest(snapshot.updates)
-    return {
-        "accuracy": by_round[-1] if solved else None,
-        "own": _own(method, last, clients, classes) if solved else None,
-        "by_round": by_round if solved else [None] * (job.rounds + 1),
-        "rounds": job.rounds,
-        # Of one client, in all rounds together; the last model is received too.
-        "bytes_sent": sent,
-        "bytes_received": (job.rounds + 1) * len(map_bytes(last.model)),
-        "samples_used": _used(clients, least or 1),
-        "seconds": round(seconds, 3),
-    }
-
-
-def _accuracy(
-    method: Method[Any], snapshot: simulation.Snapshot, test: tuple[NDArray[np.float32], NDArray[np.int64]]
-) -> float:
-    correct, total = method.evaluate(snapshot.model, None, *test)
-    return correct / total
-
-
-def _own(method: Method[Any], last: simulation.Snapshot, clients: Parts, classes: int) -> float:
-    """See above; classes without test rows are left out of a client's mix, and a client with no others of the mean."""
-    features, labels = next(iter(clients.values())).evaluation
-    counts = np.bincount(labels, minlength=classes)
-
-    def by_class(client: str | None) -> NDArray[np.float64]:
-        state = None if client is None else last.states.get(client)
-        right = method.probabilities(last.model, state, features).argmax(axis=1) == labels
-        return np.bincount(labels[right], minlength=classes) / np.maximum(counts, 1)
-
-    shared = by_class(None)
-    found = []
-    for name, part in clients.items():
-        mix = np.bincount(part.training[1], minlength=classes) * (counts > 0)
-        if mix.any():
-            reached = by_class(name) if name in last.states else shared
-            found.append(float(mix @ reached / mix.sum()))
-    return float(np.mean(found)) if found else float("nan")
-
-
-def _used(clients: Parts, least: int) -> int:
-    """Training rows that the policy lets be used, of all clients together."""
-    counts = [np.bincount(part.training[1]) for part in clients.values()]
-    return int(sum(count[count >= least].sum() for count in counts))

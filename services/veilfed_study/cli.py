@@ -136,39 +136,47 @@ def analytic(
     choice: options.Choice,
     out: options.Out,
     methods: Annotated[
-        str, typer.Option("--methods", help="afl, fedcgs, and methods of `fedot` without class vectors.")
+        str, typer.Option("--methods", help="afl, fedcgs, fedopal, and methods of `fedot` without class vectors.")
     ] = "afl,fedcgs,averaging,fedot-b",
     seeds: options.Seeds = "50,77,98",
     clients: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,100",
     alphas: Annotated[
         str, typer.Option(help="Of Dirichlet: small for clients with few classes.")
     ] = "0.01,0.1,0.5,1,10",
-    ridges: Annotated[str, typer.Option(help="Values of AFL's lambda; gcv chooses one.")] = "0.01,0.1,1,10,100,gcv",
+    ridges: Annotated[
+        str, typer.Option(help="Values of lambda of afl and fedopal; gcv chooses one.")
+    ] = "0.01,0.1,1,10,100,gcv",
     least: Annotated[
-        str, typer.Option(help="Of afl and fedcgs: clients leave out classes with fewer samples.")
+        str, typer.Option(help="Of afl, fedcgs and fedopal: clients leave out classes with fewer samples.")
     ] = "1,5",
+    tunings: Annotated[str, typer.Option(help="Of fedopal: pairs MU:EPOCHS.")] = "0.1:1",
     rounds: Annotated[int, typer.Option(min=1, help="Of the methods that are trained.")] = 50,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="So many training rows, and test rows in proportion; all by default.")
+    ] = None,
     settings: SettingsFile = None,
     json_file: JsonFile = None,
 ) -> None:
     """One shot against many rounds: closed forms and trained methods on the same skewed clients."""
     from veilfed_study import analytic as study  # noqa: PLC0415
     from veilfed_study import report as reporting  # noqa: PLC0415
+    from veilfed_study import variants  # noqa: PLC0415
     from veilfed_study.store import Store  # noqa: PLC0415
 
-    chosen, asked = options.seeds(seeds), study.methods_of(methods)
-    grid = study.Grid(
+    chosen, asked = options.seeds(seeds), variants.methods_of(methods)
+    grid = variants.Grid(
         sorted(options.counts(clients, "--clients")),
         sorted(options.numbers(alphas, float, "--alphas")),
-        study.ridges_of(ridges),
+        variants.ridges_of(ridges),
         sorted(options.counts(least, "--least")),
+        variants.tunings_of(tunings),
     )
     used = with_rounds(_settings(settings, choice.task), asked, rounds)
     subject = choice.subject(domains=False)
     folder = out / subject.folder
-    total = len(study.variants(asked, grid)) * len(chosen) * len(grid.clients) * len(grid.alphas)
+    total = len(variants.variants(asked, grid)) * len(chosen) * len(grid.clients) * len(grid.alphas)
     with _training(total) as told:
-        document = study.study(subject, asked, chosen, grid, used, Store(folder / "analytic"), told)
+        document = study.study(subject, asked, chosen, grid, used, Store(folder / "analytic"), told, rows)
     found = reporting.keep_analytic(document, folder)
     if json_file is not None:
         reporting.write_document(json_file, document)

@@ -6,10 +6,14 @@ from functools import partial
 from typing import Any
 
 from aggregator.strategies import strategy_for
-from client_agent.trainers import Method, State, method_for, trainer_for
+from client_agent.trainers import Method, State, Trains, method_for, trainer_for
+from client_agent.trainers.fedopal import Fedopal
+from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.wire.tensors import Array, Arrays
-from veilfed_study.parts import Parts
+from veilfed_study.backbone import Backbone
+from veilfed_study.parts import Part, Parts
+from veilfed_study.prompted import Prompted
 
 __all__ = ["LEAST", "Snapshot", "last_model", "rounds"]
 
@@ -31,20 +35,22 @@ class Snapshot:
 
 
 def rounds(
-    spec: JobSpec, parts: Parts, class_vectors: Array | None = None, min_class_samples: int = LEAST
+    spec: JobSpec,
+    parts: Parts,
+    class_vectors: Array | None = None,
+    min_class_samples: int = LEAST,
+    backbone: Backbone | None = None,
 ) -> Iterator[Snapshot]:
     """Rounds 0 to spec.rounds of a job, as over the services.
 
-    `parts` has the institutions of the cohort; `min_class_samples` is their policy's. Raises VeilfedError: JOB_INVALID,
-    DATA_INVALID, and UPDATE_INVALID for training that diverged.
+    `parts` has the institutions of the cohort; `min_class_samples` is their policy's; `backbone` embeds for methods
+    with prompts. Raises VeilfedError: JOB_INVALID, DATA_INVALID, UPDATE_INVALID for training that diverged, and
+    INPUT_INVALID for a method with prompts without a backbone.
     """
     strategy, method = strategy_for(spec), method_for(spec.strategy)
     model = strategy.initial(class_vectors)
     trainers = {
-        name: trainer_for(
-            method, *parts[name].training, seed=spec.seed, institution=name, min_class_samples=min_class_samples
-        )
-        for name in spec.cohort.train
+        name: _trainer(spec, method, parts[name], name, min_class_samples, backbone) for name in spec.cohort.train
     }
     states = _there({name: trainer.initial_state(model) for name, trainer in trainers.items()})
     for number in range(spec.rounds):
@@ -54,6 +60,16 @@ def rounds(
         states = _there({name: state for name, (_, state) in trained.items()})
         model = strategy.fold(_weighted(method, parts, updates), partial(dict, model))
     yield Snapshot(spec.rounds, model, states, {})
+
+
+def _trainer(
+    spec: JobSpec, method: Method[Any], part: Part, name: str, least: int, backbone: Backbone | None
+) -> Trains:
+    if not isinstance(method, Fedopal):
+        return trainer_for(method, *part.training, seed=spec.seed, institution=name, min_class_samples=least)
+    if backbone is None:
+        raise VeilfedError(Code.INPUT_INVALID, "fedopal needs a model that takes prompts")
+    return Prompted(method, part, spec.seed, name, least, backbone)
 
 
 def _there(states: dict[str, State | None]) -> dict[str, State]:

@@ -25,6 +25,7 @@ from fm_oracle.models import registry
 from fm_oracle.models.base import Model
 from veilfed.demo.tasks import TASKS
 from veilfed.errors import Code, VeilfedError
+from veilfed_study.backbone import Backbone
 from veilfed_study.parts import Domain
 
 __all__ = ["Progress", "Subject", "of_folder", "of_samples", "of_task"]
@@ -38,7 +39,8 @@ class Subject:
     """`prompts` describe the classes to a text tower; without one there are no class vectors.
 
     `task` is the demonstration's task whose data these are, if they are: a folder may have the name of one. Of a
-    benchmark without domains, the domains are its parts, and `test_domain` is the one that it is tested on.
+    benchmark without domains, the domains are its parts, and `test_domain` is the one that it is tested on. `backbone`
+    is the model itself, if it takes prompts.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Subject:
     _vectors: Callable[[], NDArray[np.float32]] = field(repr=False)
     task: str | None = None
     test_domain: str | None = None
+    backbone: Backbone | None = field(default=None, repr=False)
 
     @property
     def folder(self) -> str:
@@ -213,7 +216,18 @@ def of_samples(
 
     text_tower = model.card.modality == "text" or model.card.text_tower
     card = model.card
-    return Subject(name, title, card.name, card.version, tuple(classes), card.dimension, domains, text_tower, vectors)
+    return Subject(
+        name,
+        title,
+        card.name,
+        card.version,
+        tuple(classes),
+        card.dimension,
+        domains,
+        text_tower,
+        vectors,
+        backbone=Backbone(model) if card.prompt_width else None,
+    )
 
 
 def _embedded(

@@ -15,11 +15,12 @@ from client_agent.trainers import method_for
 from tests.support.studies import CLASSES, made_up
 from veilfed.errors import Code, VeilfedError
 from veilfed_study import analytic, simulation
-from veilfed_study.analytic import Grid, Variant, clients_of, methods_of, ridges_of, variants, whole_of
+from veilfed_study.analytic import clients_of, whole_of
 from veilfed_study.cells import job_of
 from veilfed_study.methods import MethodSettings, Settings, with_rounds
 from veilfed_study.report import keep_analytic
 from veilfed_study.store import Store
+from veilfed_study.variants import Grid, Variant, methods_of, ridges_of, variants
 
 SUBJECT = made_up()
 WHOLE = whole_of(SUBJECT, 50)
@@ -174,7 +175,7 @@ def test_a_job_without_a_solution_has_no_accuracy_and_stops_nothing(tmp_path: Pa
 
 
 def test_what_cannot_be_studied_is_refused_before_anything_is_run(tmp_path: Path) -> None:
-    for wrong in ("zero-shot", "fedot-b-text", "fedopal", "", "afl,afl"):
+    for wrong in ("zero-shot", "fedot-b-text", "fedprox", "", "afl,afl"):
         with pytest.raises(VeilfedError) as caught:
             methods_of(wrong)
         assert caught.value.code is Code.INPUT_INVALID
