@@ -225,9 +225,15 @@ async def test_reextracting_is_the_ridge_regression_on_what_the_mean_prompt_give
     assert not (parties.folder / "north" / "state" / "jobs" / job_id / "tuning.bin").exists()
 
 
+@pytest.mark.parametrize("kind", ["forward-only", "cma-es"])
 @asynchronous
-async def test_forward_only(parties: Parties) -> None:
-    job_id, ended = await run(parties, tuning="forward-only", mu=0.01)
+async def test_without_gradients(parties: Parties, kind: str) -> None:
+    """The ledger has as many inputs as was said: 36 samples, for each of the prompts that are tried on a batch."""
+    tries, before, asked = {"forward-only": 2, "cma-es": 4}[kind], gradients(parties), embeddings(parties)
+    job_id, ended = await run(parties, tuning=kind, mu=0.01, population=4, subspace=4)
+    assert gradients(parties) == before
+    # Once more for the statistics, and twice the test split of 24 for the evaluation.
+    assert embeddings(parties) - asked == 36 * (tries + 1) + 2 * 24
     final = model(parties, job_id)
     assert np.abs(doubles(final["prompts"]) - doubles(final["first_prompts"])).max() > 1e-4
     assert all(e.correct / e.total > 0.75 for client in last(ended) for e in client.evaluations)
@@ -236,8 +242,16 @@ async def test_forward_only(parties: Parties) -> None:
 
 def gradients(parties: Parties) -> int:
     """Inputs that `north` has sent for gradients, by its ledger: 36 in an epoch."""
+    return asked_for(parties, "prompt_gradient")
+
+
+def embeddings(parties: Parties) -> int:
+    return asked_for(parties, "embed")
+
+
+def asked_for(parties: Parties, purpose: str) -> int:
     records = read(parties.folder / "north" / "state" / "ledger.jsonl")
-    return sum(record["inputs"] for record in records if record.get("purpose") == "prompt_gradient")
+    return sum(record["inputs"] for record in records if record.get("purpose") == purpose and "inputs" in record)
 
 
 @asynchronous

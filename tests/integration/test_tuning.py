@@ -11,6 +11,7 @@ from client_agent.data.config import TableConfig
 from client_agent.data.source import class_indices, load
 from client_agent.features import embed
 from client_agent.state import StateFolder
+from client_agent.trainers.evolution import Subspace
 from client_agent.trainers.prompts import Tuner, TuningSpec
 from client_agent.tuning import tune
 from tests.integration.test_oracle_prompts import agent
@@ -20,10 +21,10 @@ from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
 from veilfed.errors import Code, VeilfedError
 
-# As the oracle's configuration calls what it allows.
 KINDS: dict[str, dict[str, Any]] = {
     "gradients": {"perturbation": None, "prompt_rate": 0.1, "epochs": 15},
-    "forward": {"perturbation": 0.2, "prompt_rate": 0.1, "epochs": 40},
+    "forward-only": {"perturbation": 0.2, "prompt_rate": 0.1, "epochs": 40},
+    "cma-es": {"perturbation": 0.2, "prompt_rate": 0.1, "epochs": 10, "subspace": Subspace(8, 8)},
 }
 
 
@@ -54,8 +55,9 @@ async def test_the_objective_falls(federation: Federation, tmp_path: Path, kind:
     head = np.random.default_rng(1).standard_normal((2, DIMENSION)).astype(np.float32)
     tuner = Tuner(spec(**KINDS[kind]), first, labels, head)
     folder = StateFolder(tmp_path / "state").job("job-1")
+    allowed = "gradients" if kind == "gradients" else "forward"
     async with (
-        oracle(federation, tmp_path / "oracle", PromptedLetters(), prompts=kind, quota=5000) as running,
+        oracle(federation, tmp_path / "oracle", PromptedLetters(), prompts=allowed, quota=5000) as running,
         agent(running, tmp_path) as client,
     ):
 

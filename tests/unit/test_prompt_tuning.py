@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from client_agent.trainers.evolution import Subspace
 from client_agent.trainers.prompts import Answer, Question, Tuner, TuningSpec, proximal_step
 from client_agent.trainers.state import State
 from veilfed.errors import Code, VeilfedError
@@ -30,6 +31,13 @@ SPEC = TuningSpec(
     seed=50,
     institution="north",
 )
+# What each way of tuning is, with the size of its tries.
+WAYS: dict[str, dict[str, Any]] = {
+    "gradients": {"perturbation": None},
+    "forward-only": {"perturbation": 0.1},
+    "cma-es": {"perturbation": 0.3, "subspace": Subspace(5, 8)},
+}
+QUERIES = {"gradients": 1, "forward-only": 2, "cma-es": 8}
 
 
 class Oracle:
@@ -110,31 +118,33 @@ def test_the_proximal_step_is_exact_and_stable_for_every_mu(
         assert np.allclose(moved, paper, rtol=1e-9, atol=1e-9 * (1 + np.abs(first).max() + free.max()))
 
 
-@settings(max_examples=15)
-@given(st.floats(1e15, 1e300), st.floats(1e-4, 1e3), st.sampled_from([None, 0.1]))
-def test_an_infinite_mu_keeps_the_first_prompts(mu: float, rate: float, perturbation: float | None) -> None:
+@settings(max_examples=15, deadline=None)
+@given(st.floats(1e15, 1e300), st.floats(1e-4, 1e3), st.sampled_from(list(WAYS)))
+def test_an_infinite_mu_keeps_the_first_prompts(mu: float, rate: float, way: str) -> None:
+    """An evolution's step falls with the root of mu, so there it takes a larger one."""
     oracle = Oracle()
-    tuner = start(oracle, replace(SPEC, mu=mu, prompt_rate=rate, perturbation=perturbation, epochs=1))
+    mu = max(mu, 1e25) if way == "cma-es" else mu
+    tuner = start(oracle, replace(SPEC, mu=mu, prompt_rate=rate, epochs=1, **WAYS[way]))
     first = tuner.prompts.copy()
     go(tuner, oracle)
     assert tuner.prompts.tobytes() == first.tobytes()
 
 
-@settings(max_examples=15)
-@given(st.floats(0, 1e6), st.integers(0, 100))
-def test_no_mu_makes_it_diverge(mu: float, seed: int) -> None:
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0, 1e6), st.integers(0, 100), st.sampled_from(["gradients", "cma-es"]))
+def test_no_mu_makes_it_diverge(mu: float, seed: int, way: str) -> None:
     oracle = Oracle(seed)
-    tuner = start(oracle, replace(SPEC, mu=mu))
+    tuner = start(oracle, replace(SPEC, mu=mu, **WAYS[way]))
     go(tuner, oracle)
     assert np.isfinite(tuner.prompts).all()
     assert np.abs(tuner.prompts).max() < 100
 
 
-@pytest.mark.parametrize("perturbation", [None, 0.05], ids=["gradients", "forward-only"])
-def test_tuning_improves_the_objective(perturbation: float | None) -> None:
+@pytest.mark.parametrize(("way", "epochs"), [("gradients", 2), ("forward-only", 30), ("cma-es", 10)])
+def test_tuning_improves_the_objective(way: str, epochs: int) -> None:
     """The head stays, so that the prompts alone do it; the same box without a gradient needs more steps."""
     oracle = Oracle()
-    spec = replace(SPEC, mu=0.0, head_rate=1e-12, perturbation=perturbation, epochs=2 if perturbation is None else 30)
+    spec = replace(SPEC, mu=0.0, head_rate=1e-12, epochs=epochs, **WAYS[way])
     tuner = start(oracle, spec)
     before = cross_entropy(oracle, tuner)
     go(tuner, oracle)
@@ -152,16 +162,18 @@ def test_a_small_step_follows_the_gradient() -> None:
     assert before - cross_entropy(oracle, tuner) == pytest.approx(float((moved**2).sum()) / 1e-2, rel=0.05)
 
 
-@pytest.mark.parametrize("perturbation", [None, 0.1], ids=["gradients", "forward-only"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stop", [0, 1, 3, 4, 7])
-def test_a_tuning_that_was_stopped_ends_as_if_it_had_not_been(stop: int, perturbation: float | None) -> None:
-    spec = replace(SPEC, perturbation=perturbation)
+def test_a_tuning_that_was_stopped_ends_as_if_it_had_not_been(stop: int, way: str) -> None:
+    """Whatever else draws random numbers in between."""
+    spec = replace(SPEC, **WAYS[way])
     whole = start(Oracle(), spec)
     losses = go(whole, Oracle())
     first = start(Oracle(), spec)
     go(first, Oracle(), until=stop)
     again = start(Oracle(), spec)
     again.resume(first.state().to_bytes(), "tuning.bin")
+    np.random.seed(stop)  # the one that CMA-ES would draw from by default
     assert again.step == stop
     assert go(again, Oracle()) == losses[stop:]
     assert again.state().to_bytes() == whole.state().to_bytes()
@@ -178,15 +190,16 @@ def test_damaged_states_are_refused(change: Callable[[bytes], bytes]) -> None:
         tuner.resume(other.to_bytes(), "tuning.bin")
 
 
-@settings(max_examples=50)
-@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 3), st.booleans())
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 3), st.sampled_from(list(WAYS)))
 def test_each_epoch_asks_for_each_sample_once_and_says_so_before(
-    samples: int, batch_size: int, epochs: int, forward_only: bool
+    samples: int, batch_size: int, epochs: int, way: str
 ) -> None:
+    """Once for each try."""
     oracle = Oracle()
-    spec = replace(SPEC, batch_size=batch_size, epochs=epochs, perturbation=0.1 if forward_only else None)
+    spec = replace(SPEC, batch_size=batch_size, epochs=epochs, **WAYS[way])
     tuner = Tuner(spec, np.zeros((M, D), np.float32), oracle.labels[:samples], oracle.centres.astype(np.float32))
-    each = 2 if forward_only else 1
+    each = QUERIES[way]
     assert tuner.queries == tuner.queries_left == epochs * samples * each
     rows: list[int] = []
     while not tuner.done:
@@ -212,3 +225,32 @@ def test_a_gradient_that_is_not_finite_ends_it() -> None:
         tuner.take([replace(answer, gradient=np.full((M, D), np.nan))])
     assert caught.value.code is Code.UPDATE_INVALID
     assert tuner.step == 0
+
+
+def test_an_evolution_searches_a_subspace_and_no_more() -> None:
+    """All that it tries differs from P_0 by combinations of `dimension` directions; asked again, it tries the same."""
+    oracle = Oracle()
+    tuner = start(oracle, replace(SPEC, mu=0.0, **WAYS["cma-es"]))
+    first, tried = tuner.prompts.copy(), []
+    while not tuner.done:
+        questions = tuner.ask()
+        assert all(np.array_equal(one.prompts, two.prompts) for one, two in zip(questions, tuner.ask(), strict=True))
+        tried += [(question.prompts - first).ravel() for question in questions]
+        tuner.take([oracle.answer(question) for question in questions])
+    lengths = np.linalg.svd(np.array(tried, np.float64), compute_uv=False)
+    assert len(tried) == 8 * tuner.steps
+    assert lengths[4] > 0.1
+    assert lengths[5] < 1e-5
+    assert np.linalg.norm(tuner.prompts - first) > 0.1
+
+
+def test_the_distance_from_the_first_prompts_costs_what_mu_says() -> None:
+    """Of equal cross-entropies the search takes the candidates that are nearer."""
+    oracle = Oracle()
+    far = {}
+    for mu in (0.0, 10.0):
+        tuner = start(oracle, replace(SPEC, mu=mu, head_rate=1e-12, epochs=20, **WAYS["cma-es"]))
+        first = tuner.prompts.copy()
+        go(tuner, oracle)
+        far[mu] = float(np.linalg.norm(tuner.prompts - first))
+    assert 0 < far[10.0] < far[0.0] / 3

@@ -92,7 +92,7 @@ def test_an_infinite_mu_is_afl_on_the_features_of_the_first_prompts(subject: Sub
         strategy_for(job(subject, "fedopal-0.5-1-muinf-e1", seed)[0]).initial()[FIRST_PROMPTS] for seed in (50, 77)
     ]
     assert found["accuracy"]["seeds"] == [ridge_accuracy(subject, prompts) for prompts in first]
-    assert not np.array_equal(*first)
+    assert not np.array_equal(first[0], first[1])
 
 
 def test_reextracting_is_the_ridge_regression_on_the_features_of_the_mean_prompt(

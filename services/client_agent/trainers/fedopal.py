@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from client_agent.trainers.analytic import Analytic, Summer
+from client_agent.trainers.evolution import Subspace
 from client_agent.trainers.inputs import Float, Labels
 from client_agent.trainers.prompts import TuningSpec
 from client_agent.trainers.state import State
@@ -50,9 +51,10 @@ class Fedopal(Analytic[FedopalStrategy]):
             batch_size=strategy.batch_size,
             prompt_rate=strategy.eta,
             head_rate=strategy.head_rate,
-            perturbation=strategy.perturbation if strategy.tuning == "forward-only" else None,
+            perturbation=None if strategy.tuning == "gradients" else strategy.perturbation,
             seed=seed,
             institution=institution,
+            subspace=Subspace(strategy.subspace, strategy.population) if strategy.tuning == "cma-es" else None,
         )
 
 

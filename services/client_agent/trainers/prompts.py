@@ -15,10 +15,12 @@ equation 2.2): for a matrix S of random signs,
 
     g = (L(P + c S) - L(P - c S)) / 2c  S
 
-with the cross-entropy L of the batch.
+with the cross-entropy L of the batch. The third way has no gradient at all: an evolution strategy in a random subspace
+(client_agent.trainers.evolution), a generation for each batch, instead of the step.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client_agent.trainers import adam
+from client_agent.trainers.evolution import Evolution, Subspace
 from client_agent.trainers.inputs import Float, Labels, check_labels, normalised
 from client_agent.trainers.state import State
 from veilfed.errors import Code, VeilfedError
@@ -37,6 +40,7 @@ Double = NDArray[np.float64]
 
 HEAD = "head"
 PROMPTS = "prompts"
+LOSSES = "losses"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class TuningSpec:
     perturbation: float | None
     seed: int
     institution: str
+    # Forward-only in this subspace; without it by simultaneous perturbation.
+    subspace: Subspace | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +105,14 @@ class Tuner:
         self._head = adam.Parameter(_tensor(head, shape), spec.head_rate, torch.zeros(shape), torch.zeros(shape))
         self.step = 0
         self.loss = float("nan")
+        self._evolution = self._search()
+
+    def _search(self) -> Evolution | None:
+        spec = self._spec
+        if spec.subspace is None or spec.perturbation is None:
+            return None
+        random = self._random("evolution")
+        return Evolution(self._first, spec.subspace, spec.perturbation, spec.mu, random, self.steps)
 
     @property
     def steps(self) -> int:
@@ -124,6 +138,8 @@ class Tuner:
 
     @property
     def _queries_each(self) -> int:
+        if self._spec.subspace is not None:
+            return self._spec.subspace.population
         return 1 if self._spec.perturbation is None else 2
 
     @property
@@ -136,28 +152,38 @@ class Tuner:
         if self._spec.perturbation is None:
             head = (self._spec.temperature * self._head.value).numpy()
             return [Question(rows, self.prompts, head, self._labels[rows])]
+        if self._evolution is not None:
+            return [Question(rows, candidate) for candidate in self._evolution.candidates()]
         moved = np.float32(self._spec.perturbation) * self._signs()
         return [Question(rows, self.prompts + moved), Question(rows, self.prompts - moved)]
 
     def take(self, answers: list[Answer]) -> None:
         """One step. Raises VeilfedError(UPDATE_INVALID) for a gradient that is not finite."""
-        rows, spec = self._rows(self.step), self._spec
+        rows = self._rows(self.step)
         labels = torch.from_numpy(self._labels[rows])
         losses, slopes = zip(*(self._cross_entropy(answer.embeddings, labels) for answer in answers), strict=True)
-        gradient = answers[0].gradient
+        if self._evolution is None:
+            self.prompts = self._stepped(losses, answers[0])
+        else:
+            self._evolution.take(losses)
+            self.prompts = self._evolution.prompts
+        self.step += 1
+        adam.step([self._head], [torch.stack(slopes).mean(dim=0)], self.step)
+        self.loss = float(np.mean(losses))
+
+    def _stepped(self, losses: Sequence[float], first: Answer) -> Float:
+        """The prompts after a step along the gradient."""
+        spec, gradient = self._spec, first.gradient
         if spec.perturbation is not None:
             gradient = (losses[0] - losses[1]) / (2 * spec.perturbation) * self._signs().astype(np.float64)
         elif gradient is not None:
-            gradient = gradient / len(rows)
+            gradient = gradient / len(first.embeddings)
         if gradient is None or not np.isfinite(gradient).all():
             raise VeilfedError(
                 Code.UPDATE_INVALID, f"tuning diverged at batch {self.step}", "Submit the job with lower rates."
             )
         moved = proximal_step(self.prompts.astype(np.float64), self._first, gradient, spec.prompt_rate, spec.mu)
-        self.prompts = moved.astype(np.float32)
-        self.step += 1
-        adam.step([self._head], [torch.stack(slopes).mean(dim=0)], self.step)
-        self.loss = float(np.mean(losses))
+        return moved.astype(np.float32)
 
     def _cross_entropy(self, embeddings: Float, labels: Tensor) -> tuple[float, Tensor]:
         """The mean over the batch, and its gradient with respect to W_k."""
@@ -188,7 +214,11 @@ class Tuner:
     def state(self) -> State:
         """Where the tuning stands."""
         return State(
-            tensors={PROMPTS: self.prompts, HEAD: self._head.value.numpy()},
+            tensors={
+                PROMPTS: self.prompts,
+                HEAD: self._head.value.numpy(),
+                **({} if self._evolution is None else {LOSSES: self._evolution.losses}),
+            },
             means={HEAD: self._head.mean.numpy()},
             squares={HEAD: self._head.square.numpy()},
             steps=self.step,
@@ -207,6 +237,9 @@ class Tuner:
             _tensor(found.squares[HEAD], shape),
         )
         self.step = found.steps
+        self._evolution = self._search()
+        if self._evolution is not None:
+            self._evolution.replay(found.tensors[LOSSES][: self.step].astype(np.float32))
 
 
 def _tensor(array: NDArray[np.generic], shape: tuple[int, int]) -> Tensor:

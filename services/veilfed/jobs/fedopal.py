@@ -34,10 +34,15 @@ class FedopalStrategy(RidgeSpec):
         None, gt=0, le=1e6, description="eta, the rate of the prompts; by default 10, forward-only 0.05"
     )
     head_rate: float = Field(5e-3, gt=0, le=10, description="Adam's rate for the temporary classifier")
-    tuning: Literal["gradients", "forward-only"] = Field(
-        "gradients", description="gradients of the oracle, or estimates from embeddings alone"
+    tuning: Literal["gradients", "forward-only", "cma-es"] = Field(
+        "gradients",
+        description="gradients of the oracle; estimates from embeddings alone; or an evolution strategy on those",
     )
-    perturbation: float = Field(0.5, gt=0, le=1e3, description="c, the step of the estimates of forward-only tuning")
+    perturbation: float = Field(
+        0.5, gt=0, le=1e3, description="c, how far forward-only and cma-es move an element of the prompts to try it"
+    )
+    subspace: int = Field(20, ge=2, le=1000, description="s, the dimension of the random subspace that cma-es searches")
+    population: int = Field(12, ge=4, le=1000, description="prompts that cma-es tries on each batch")
     prompt_weighting: Literal["uniform", "samples"] = Field(
         "uniform", description="of the mean prompt: uniform is the paper's mean"
     )
