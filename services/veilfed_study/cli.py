@@ -160,7 +160,7 @@ def analytic(
     """One shot against many rounds: closed forms and trained methods on the same skewed clients."""
     from veilfed_study import analytic as study  # noqa: PLC0415
     from veilfed_study import report as reporting  # noqa: PLC0415
-    from veilfed_study import variants  # noqa: PLC0415
+    from veilfed_study import shot_report, variants  # noqa: PLC0415
     from veilfed_study.store import Store  # noqa: PLC0415
 
     chosen, asked = options.seeds(seeds), variants.methods_of(methods)
@@ -177,7 +177,7 @@ def analytic(
     total = len(variants.variants(asked, grid)) * len(chosen) * len(grid.clients) * len(grid.alphas)
     with _training(total) as told:
         document = study.study(subject, asked, chosen, grid, used, Store(folder / "analytic"), told, rows)
-    found = reporting.keep_analytic(document, folder)
+    found = shot_report.keep(document, folder)
     if json_file is not None:
         reporting.write_document(json_file, document)
     for table in found:
@@ -207,6 +207,33 @@ def report(
         documents = reporting.report(asked, out, page, where, cache or where.parent / "embeddings", told)
     for document in documents:
         _print(document)
+
+
+@app.command()
+def analytic_report(
+    out: options.Out,
+    page: Annotated[Path, typer.Option(help="The page to write; its plots go to the folder `figures` beside it.")],
+    tasks: Annotated[str, typer.Option(help="Names with commas between them: vader, emoji.")] = "vader,emoji",
+    seeds: options.Seeds = "50,77,98",
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Training rows of the studies with fedopal; each task has its own.")
+    ] = None,
+    packages_folder: options.Packages = None,
+    cache: options.Cache = None,
+) -> None:
+    """One shot against many rounds on these tasks, FedOPAL among the methods: writes the page of results."""
+    from veilfed_study import report as reporting  # noqa: PLC0415
+    from veilfed_study import shot_report  # noqa: PLC0415
+
+    wanted = reporting.tasks(tasks)
+    if other := [name for name in wanted if name not in shot_report.TASKS]:
+        raise VeilfedError(Code.INPUT_INVALID, f"{other[0]} is no task of this page", "Tasks: vader, emoji.")
+    asked = shot_report.Asked(wanted, options.seeds(seeds), rows)
+    options.one_thread()
+    where = packages_folder or packages.default_folder()
+    with _training(None) as told:
+        shot_report.report(asked, out, page, where, cache or where.parent / "embeddings", told)
+    output.result(None, f"{page}: {', '.join(wanted)}")
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from veilfed_study import page, plots, runner, scale, subjects, summary, tables,
 from veilfed_study.methods import METHODS, Settings, built_in_settings, possible
 from veilfed_study.store import Store
 
-__all__ = ["Asked", "keep", "report", "study", "tasks", "write_document"]
+__all__ = ["SEEDS", "Asked", "Document", "Told", "keep", "made", "report", "study", "tasks", "write_document"]
 
 Document = dict[str, Any]
 Told = Callable[[str], None]
@@ -94,30 +94,12 @@ def study(
 def keep(document: Document, out: Path) -> None:
     """OUT/study.json, OUT/tables/NAME.md and .tex, OUT/plots/NAME.png and .svg."""
     write_document(out / "study.json", document)
-    folders = _made(out / "tables"), _made(out / "plots")
+    folders = made(out / "tables"), made(out / "plots")
     for name, table in tables.all_tables(document).items():
         for ending, text in (("md", table.markdown()), ("tex", table.latex())):
             write_atomic(folders[0] / f"{name}.{ending}", text.encode(), mode=0o644)
     for name, figure in plots.all_plots(document).items():
         plots.write(figure, folders[1], name)
-
-
-def keep_analytic(document: Document, out: Path) -> list[tables.Table]:
-    """OUT/analytic.json, OUT/tables/analytic-CLIENTS-FIGURE.md and .tex, OUT/plots/analytic.png and .svg.
-
-    The tables of `accuracy` come back.
-    """
-    write_document(out / "analytic.json", document)
-    folder = _made(out / "tables")
-    plots.write(plots.alpha_curves(document), _made(out / "plots"), "analytic")
-    found = []
-    for clients in document["clients"]:
-        for figure in ("accuracy", "own"):
-            table = tables.analytic(document, clients, figure)
-            for ending, text in (("md", table.markdown()), ("tex", table.latex())):
-                write_atomic(folder / f"analytic-{clients}-{figure}.{ending}", text.encode(), mode=0o644)
-        found.append(tables.analytic(document, clients, "accuracy"))
-    return found
 
 
 def report(asked: Asked, out: Path, target: Path, packages: Path, cache: Path, told: Told) -> list[Document]:
@@ -127,7 +109,7 @@ def report(asked: Asked, out: Path, target: Path, packages: Path, cache: Path, t
         subject = subjects.of_task(task, packages, cache)
         settings = built_in_settings(task)
         methods = possible(list(METHODS), subject.text_tower)
-        folder = _made(out / subject.folder)
+        folder = made(out / subject.folder)
         document = study(subject, methods, asked.seeds, settings, folder, packages, told)
         keep(document, folder)
         studies.append(document)
@@ -161,7 +143,7 @@ def _scale(
 
 
 def _write_page(studies: Sequence[Document], scales: Sequence[Document], asked: Asked, target: Path) -> None:
-    figures = _made(target.parent / "figures")
+    figures = made(target.parent / "figures")
     for document in studies:
         drawn = plots.all_plots(document)
         for name in page.PLOTS:
@@ -173,7 +155,8 @@ def _write_page(studies: Sequence[Document], scales: Sequence[Document], asked: 
     write_atomic(target, text.encode(), mode=0o644)
 
 
-def _made(folder: Path) -> Path:
+def made(folder: Path) -> Path:
+    """The folder, which is there now. Raises VeilfedError(FILE_UNUSABLE)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,6 @@ __all__ = [
     "OURS",
     "Table",
     "all_tables",
-    "analytic",
     "clients",
     "cosine",
     "costs",
@@ -209,22 +208,3 @@ def all_tables(document: Document) -> dict[str, Table]:
     }
     found = {name: make(document) for name, make in makers.items()}
     return found | {f"matrix-{method}": matrix(document, method) for method in document["methods"]}
-
-
-def analytic(document: Document, clients: int, figure: str) -> Table:
-    """`accuracy` or `own` of each variant over alpha, with the costs at the largest one."""
-    what = {"accuracy": "accuracy, per cent", "own": "accuracy on each client's own mix of classes, per cent"}[figure]
-    rows = []
-    for variant in document["variants"]:
-        cells = [cell for cell in variant["cells"] if cell["clients"] == clients]
-        last = cells[-1]
-        costs = [
-            str(last["rounds"]),
-            f"{last['bytes_sent']:,}",
-            f"{last['bytes_received']:,}",
-            f"{last['seconds']:.2f}",
-        ]
-        rows.append([variant["label"], *(percent(cell[figure]) for cell in cells), *costs])
-    alphas = [f"alpha {alpha:g}" for alpha in document["alphas"]]
-    columns = ["method", *alphas, "rounds", "bytes sent", "bytes received", "seconds"]
-    return Table(f"{document['task']}, {clients} clients: {what}", columns, rows)

@@ -18,7 +18,7 @@ from veilfed_study import analytic, simulation
 from veilfed_study.analytic import clients_of, whole_of
 from veilfed_study.cells import job_of
 from veilfed_study.methods import MethodSettings, Settings, with_rounds
-from veilfed_study.report import keep_analytic
+from veilfed_study.shot_report import keep as keep_analytic
 from veilfed_study.store import Store
 from veilfed_study.variants import Grid, Variant, methods_of, ridges_of, variants
 

@@ -18,7 +18,7 @@ from veilfed_study import analytic, simulation, subjects
 from veilfed_study.analytic import clients_of, some_of, whole_of
 from veilfed_study.methods import Settings
 from veilfed_study.prompted import inputs_of
-from veilfed_study.report import keep_analytic
+from veilfed_study.shot_report import keep as keep_analytic
 from veilfed_study.store import Store
 from veilfed_study.subjects import Subject
 from veilfed_study.variants import Grid, Tuning, tunings_of, variants
