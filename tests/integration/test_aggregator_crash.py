@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,14 +29,27 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return make_federation(tmp_path_factory.mktemp("federation"), INSTITUTIONS)
 
 
+LEASE_SECONDS = 5.0
+# What calls raise when the aggregator is gone, or has had nothing to say for long.
+CUT = (VeilfedError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError)
+
+
 async def _stubborn(one: ScriptedAgent) -> None:
     """Answers every task, whatever becomes of the aggregator meanwhile; keeps its session."""
     while True:
         try:
             await one.open()
             await one.work()
-        except (VeilfedError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except CUT:
             await asyncio.sleep(0.02)
+
+
+async def _beating(one: ScriptedAgent) -> None:
+    """As agents do: who is silent for longer than the lease, while another one is slow, is offered no more tasks."""
+    while True:
+        await asyncio.sleep(LEASE_SECONDS / 5)
+        with suppress(*CUT):
+            await one.heartbeat()
 
 
 @asynccontextmanager
@@ -47,13 +60,14 @@ async def _institutions(aggregator: Aggregator) -> "AsyncIterator[None]":
         for name in INSTITUTIONS:
             one = ScriptedAgent(federation.agents[name], aggregator.address, federation.aggregator_id)
             await stack.enter_async_context(one)
-            tasks.append(asyncio.create_task(_stubborn(one)))
+            tasks += [asyncio.create_task(_stubborn(one)), asyncio.create_task(_beating(one))]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
 
 
 async def _kills(aggregator: Aggregator, job_id: str, seed: int) -> int:
@@ -76,10 +90,10 @@ async def test_killed_at_any_instant_it_publishes_the_same_bytes(
     federation: Federation, tmp_path: Path, seed: int
 ) -> None:
     spec = job_spec(["north", "south"], ["east"], rounds=ROUNDS, strategy=STRATEGY)
-    with running_aggregator(federation, tmp_path / "undisturbed") as aggregator:
+    with running_aggregator(federation, tmp_path / "undisturbed", LEASE_SECONDS) as aggregator:
         async with aggregator.admin() as admin, _institutions(aggregator):
             undisturbed = await admin.ended(await admin.submit(spec))
-    with running_aggregator(federation, tmp_path / "killed") as aggregator:
+    with running_aggregator(federation, tmp_path / "killed", LEASE_SECONDS) as aggregator:
         async with aggregator.admin() as admin:
             job_id = await admin.submit(spec)
         async with _institutions(aggregator):

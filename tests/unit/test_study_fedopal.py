@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aggregator.strategies import strategy_for
@@ -21,7 +23,7 @@ from veilfed_study.prompted import inputs_of
 from veilfed_study.shot_report import keep as keep_analytic
 from veilfed_study.store import Store
 from veilfed_study.subjects import Subject
-from veilfed_study.variants import Grid, Tuning, tunings_of, variants
+from veilfed_study.variants import Grid, Tuning, Variant, tunings_of, variants
 
 Double = NDArray[np.float64]
 
@@ -39,11 +41,15 @@ def samples(seed: int) -> Samples:
     return Samples("text", texts, labels, [f"{seed}-{number}" for number in range(60)])
 
 
+def made_letters(cache: Path) -> Subject:
+    """Two domains of such texts."""
+    domains = {"one": samples(1), "two": samples(2)}
+    return subjects.of_samples("letters", "letters", domains, CLASSES, PromptedLetters(), cache)
+
+
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    domains = {"one": samples(1), "two": samples(2)}
-    cache = tmp_path_factory.mktemp("cache")
-    return subjects.of_samples("letters", "letters", domains, CLASSES, PromptedLetters(), cache)
+    return made_letters(tmp_path_factory.mktemp("cache"))
 
 
 def study(subject: Subject, folder: Path, ended: Any = lambda what: None, **changes: Any) -> dict[str, Any]:
@@ -105,6 +111,28 @@ def test_reextracting_is_the_ridge_regression_on_the_features_of_the_mean_prompt
     assert not np.allclose(last.model["prompts"], last.model[FIRST_PROMPTS], atol=1e-3)
     found = cell(whole, "fedopal-0.5-1-mu0.01-e2-reextract")
     assert found["accuracy"]["seeds"][0] == ridge_accuracy(subject, last.model["prompts"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 15), st.sampled_from([0.05, 1.0, 50.0]), st.integers(0, 2**31 - 1), st.booleans())
+def test_any_division_gives_the_ridge_regression_on_one_prompt(
+    subject: Subject, clients: int, alpha: float, seed: int, reextract: bool
+) -> None:
+    """That of the first prompts, where mu is infinite, and of the mean prompt, with `reextract`; to rounding."""
+    tuning = Tuning(0.01, 2) if reextract else INFINITE  # of one batch, the first moves nothing
+    parts = clients_of(whole_of(subject, 50), clients, alpha, seed)
+    variant = Variant("fedopal", 0.5, 1, tuning, reextract)
+    spec = analytic.job_for(subject, variant, SETTINGS, seed, list(parts))
+    *_, last = simulation.rounds(spec, parts, min_class_samples=1, backbone=subject.backbone)
+    prompts = np.asarray(last.model["prompts"], np.float32)
+    assert np.array_equal(prompts, last.model[FIRST_PROMPTS]) is not reextract
+    rows, model = whole_of(subject, 50), PromptedLetters()
+    h = unit(model.forward_prompted(model.prepare(inputs_of(rows, rows.train)), prompts))
+    matrix = h.T @ h + 0.5 * np.eye(DIMENSION)
+    expected = np.linalg.solve(matrix, h.T @ np.eye(2)[rows.domain.labels[rows.train]]).T
+    found = last.model["classifier"].astype(np.float64)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error <= max(1e-10, 100 * np.finfo(np.float64).eps * np.linalg.cond(matrix))
 
 
 def test_what_the_model_is_asked_is_counted_for_each_job(whole: dict[str, Any]) -> None:
