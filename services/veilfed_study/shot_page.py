@@ -84,10 +84,10 @@ def _how(found: Sequence[Found]) -> str:
         "chosen on validation data: the rows show what each value gives on the test rows, and GCV is the one that "
         f"chooses by itself, from the sums alone. Averaging and FEDOT(+B) have {rounds} rounds; their rates and r are "
         "those that were [chosen](choosing-rates.md) for institutions that are domains, not for these clients. FedOPAL "
-        "has the defaults of a [job](../reference/job.md), with gradients, but for batches of 16: clients are small, and the "
-        "first batch of a tuning moves no prompts. None of this was chosen on these data.\n\n"
+        "has the defaults of a [job](../reference/job.md), with gradients, but for batches of 16: clients are small, "
+        "and the first batch of a tuning moves no prompts. None of this was chosen on these data.\n\n"
         "Bytes are of one client in the whole job. Seconds are the processor's, of all clients and the aggregator one "
-        "after the other in one process with one thread (`OMP_NUM_THREADS=1`), without evaluation: they do not grow "
+        "after the other in one process with one thread, without evaluation: they do not grow "
         "with what else the machine does, but for caches that are shared. Costs are those at the largest alpha.\n"
     )
 

@@ -37,10 +37,11 @@ class Asked:
     @property
     def command(self) -> str:
         """As it is given to get such a page."""
+        tasks, seeds = ",".join(self.tasks), ",".join(map(str, self.seeds))
         rows = "" if self.rows is None else f"--rows {self.rows} "
         return (
-            f"veilfed study analytic-report --tasks {','.join(self.tasks)} --seeds {','.join(map(str, self.seeds))} "
-            f"{rows}--out results --page results-analytic.md"
+            f"OMP_NUM_THREADS=1 veilfed study analytic-report --tasks {tasks} --seeds {seeds} {rows}"
+            "--out results --page results-analytic.md"
         )
 
     @property

@@ -15,8 +15,8 @@ ONE_SHOT = {"afl": "AFL", "fedcgs": "FedCGS", "fedopal": "FedOPAL"}
 Ridge = float | Literal["gcv"]
 # What a job takes for an infinite mu: no step of the prompts is as large as a rounding error then.
 INFINITE_MU = 1e300
-# Clients have some tens of rows, and the first batch of a tuning moves no prompts, as its classifier is zero still: with
-# the default, 64, many clients would tune nothing in one epoch.
+# Clients have some tens of rows, and the first batch of a tuning moves no prompts, as its classifier is still zero:
+# with the default, 64, many clients would tune nothing in one epoch.
 BATCH = 16
 
 
