@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return make_federation(tmp_path_factory.mktemp("federation"), INSTITUTIONS)
 
 
-LEASE_SECONDS = 5.0
 # What calls raise when the aggregator is gone, or has had nothing to say for long.
 CUT = (VeilfedError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError)
 
@@ -44,14 +43,6 @@ async def _stubborn(one: ScriptedAgent) -> None:
             await asyncio.sleep(0.02)
 
 
-async def _beating(one: ScriptedAgent) -> None:
-    """As agents do: who is silent for longer than the lease, while another one is slow, is offered no more tasks."""
-    while True:
-        await asyncio.sleep(LEASE_SECONDS / 5)
-        with suppress(*CUT):
-            await one.heartbeat()
-
-
 @asynccontextmanager
 async def _institutions(aggregator: Aggregator) -> "AsyncIterator[None]":
     federation = aggregator.federation
@@ -60,7 +51,7 @@ async def _institutions(aggregator: Aggregator) -> "AsyncIterator[None]":
         for name in INSTITUTIONS:
             one = ScriptedAgent(federation.agents[name], aggregator.address, federation.aggregator_id)
             await stack.enter_async_context(one)
-            tasks += [asyncio.create_task(_stubborn(one)), asyncio.create_task(_beating(one))]
+            tasks.append(asyncio.create_task(_stubborn(one)))
         try:
             yield
         finally:
@@ -90,10 +81,10 @@ async def test_killed_at_any_instant_it_publishes_the_same_bytes(
     federation: Federation, tmp_path: Path, seed: int
 ) -> None:
     spec = job_spec(["north", "south"], ["east"], rounds=ROUNDS, strategy=STRATEGY)
-    with running_aggregator(federation, tmp_path / "undisturbed", LEASE_SECONDS) as aggregator:
+    with running_aggregator(federation, tmp_path / "undisturbed") as aggregator:
         async with aggregator.admin() as admin, _institutions(aggregator):
             undisturbed = await admin.ended(await admin.submit(spec))
-    with running_aggregator(federation, tmp_path / "killed", LEASE_SECONDS) as aggregator:
+    with running_aggregator(federation, tmp_path / "killed") as aggregator:
         async with aggregator.admin() as admin:
             job_id = await admin.submit(spec)
         async with _institutions(aggregator):

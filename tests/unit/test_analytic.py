@@ -60,7 +60,7 @@ def test_afl_is_the_ridge_regression_on_all_samples(partition: tuple[int, int, l
     assert np.asarray(reverse).tobytes() == np.asarray(found).tobytes()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.permutations(range(12)),
     st.sampled_from([{"ridge": 0.1}, {"ridge": "gcv"}, {"name": "fedcgs"}]),
@@ -73,7 +73,7 @@ def test_every_order_gives_the_same_bytes(order: list[int], strategy: dict[str, 
     assert map_bytes(fold(coordinator, [updates[at] for at in order])) == map_bytes(fold(coordinator, updates))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(partitions(), st.sampled_from([1e-2, 0.1, 1.0]), st.sampled_from([0.0, 0.5]))
 def test_the_pairwise_law_gives_the_same_classifier(
     partition: tuple[int, int, list[list[int]]], gamma: float, shift: float
@@ -91,7 +91,7 @@ def test_the_pairwise_law_gives_the_same_classifier(
     assert difference(found, floats(fold(analytic(dimension, K, ridge=shift), updates)["classifier"])) <= tolerance
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(partitions(), st.sampled_from(["afl", "fedcgs"]), st.integers(0, 2**16))
 def test_leaving_one_out_is_never_having_had_it(
     partition: tuple[int, int, list[list[int]]], name: str, choice: int

@@ -118,7 +118,7 @@ def test_the_proximal_step_is_exact_and_stable_for_every_mu(
         assert np.allclose(moved, paper, rtol=1e-9, atol=1e-9 * (1 + np.abs(first).max() + free.max()))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.floats(1e15, 1e300), st.floats(1e-4, 1e3), st.sampled_from(list(WAYS)))
 def test_an_infinite_mu_keeps_the_first_prompts(mu: float, rate: float, way: str) -> None:
     """An evolution's step falls with the root of mu, so there it takes a larger one."""
@@ -130,7 +130,7 @@ def test_an_infinite_mu_keeps_the_first_prompts(mu: float, rate: float, way: str
     assert tuner.prompts.tobytes() == first.tobytes()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.floats(0, 1e6), st.integers(0, 100), st.sampled_from(["gradients", "cma-es"]))
 def test_no_mu_makes_it_diverge(mu: float, seed: int, way: str) -> None:
     oracle = Oracle(seed)
@@ -190,7 +190,7 @@ def test_damaged_states_are_refused(change: Callable[[bytes], bytes]) -> None:
         tuner.resume(other.to_bytes(), "tuning.bin")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 3), st.sampled_from(list(WAYS)))
 def test_each_epoch_asks_for_each_sample_once_and_says_so_before(
     samples: int, batch_size: int, epochs: int, way: str

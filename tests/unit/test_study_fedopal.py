@@ -113,7 +113,7 @@ def test_reextracting_is_the_ridge_regression_on_the_features_of_the_mean_prompt
     assert found["accuracy"]["seeds"][0] == ridge_accuracy(subject, last.model["prompts"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(1, 15), st.sampled_from([0.05, 1.0, 50.0]), st.integers(0, 2**31 - 1), st.booleans())
 def test_any_division_gives_the_ridge_regression_on_one_prompt(
     subject: Subject, clients: int, alpha: float, seed: int, reextract: bool
