@@ -9,7 +9,7 @@ as many digits as it takes. So the distribution is the exact one, at the speed o
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -32,7 +32,7 @@ MARGIN = 2.0**-40
 BLOCK = 2**18
 
 
-def seeded(seed: int) -> Source:
+def seeded(seed: int | Sequence[int]) -> Source:
     """A source for studies and tests, the same for one seed: no protection."""
     return np.random.default_rng(seed).bytes
 

@@ -93,7 +93,7 @@ class PrivateStatistics:
         """
         gram, sums, counts = self.exact()
         source, variance = noise.source, share(privacy.variance(STATISTICS_BITS), noise.parties)
-        gram = gram + symmetric_noise(variance, len(gram), source)
+        gram = gram + symmetric_noise(variance, gram.shape, source)
         np.einsum("ii->i", gram)[:] += discrete_gaussian(variance, len(gram), source)
         sums = sums + discrete_gaussian(variance, sums.size, source).reshape(sums.shape)
         counts = counts + discrete_gaussian(share(privacy.variance(0), noise.parties), len(counts), source)
@@ -105,12 +105,13 @@ class PrivateStatistics:
         }
 
 
-def symmetric_noise(variance: int, side: int, source: Source, sign: int = 1) -> Integers:
-    """Noise [side, side] of half this variance with N^T = sign N, and zeros on the diagonal.
+def symmetric_noise(variance: int, shape: tuple[int, ...], source: Source, sign: int = 1) -> Integers:
+    """Noise [..., m, m] of half this variance with N^T = sign N, and zeros on the diagonals.
 
-    For a matrix of this form, of which each element stands for two: the variance is that for its Frobenius norm.
+    For matrices of this form, of which each element stands for two: the variance is that for their Frobenius norm.
     """
-    upper = np.triu_indices(side, 1)
-    noise = np.zeros((side, side), np.int64)
-    noise[upper] = discrete_gaussian(share(variance, 2), len(upper[0]), source)
-    return noise + sign * noise.T
+    noise = np.zeros(shape, np.int64)
+    rows, columns = np.triu_indices(shape[-1], 1)
+    upper = noise[..., rows, columns]
+    noise[..., rows, columns] = discrete_gaussian(share(variance, 2), upper.size, source).reshape(upper.shape)
+    return noise + sign * np.swapaxes(noise, -1, -2)

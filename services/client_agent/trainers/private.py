@@ -102,7 +102,7 @@ class SampleTrainer(Trainer):
         units = np.rint(sums.numpy() * (2.0**GRADIENT_BITS / self._privacy.clip))
         source = self._noise.source
         if skew:
-            noise = np.stack([symmetric_noise(variance, units.shape[-1], source, sign=-1) for _ in units])
+            noise = symmetric_noise(variance, units.shape, source, sign=-1)
         else:
             noise = discrete_gaussian(variance, units.size, source).reshape(units.shape)
         return torch.from_numpy((units + noise) * 2.0**-GRADIENT_BITS)
