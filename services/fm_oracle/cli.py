@@ -1,4 +1,4 @@
-"""`veilfed oracle`: serve, fetch, describe, usage."""
+"""`veilfed oracle`: serve, fetch, describe, usage, distill."""
 
 import asyncio
 import os
@@ -93,3 +93,46 @@ def usage(config: Config, as_json: output.Json = False) -> None:
         ]
     shown = [(row["institution"], row["released"], "no limit" if row["left"] is None else row["left"]) for row in rows]
     output.result(rows, output.table(("institution", "released", "left"), shown), as_json)
+
+
+@app.command()
+def distill(
+    fm: Annotated[str, typer.Option("--fm", help="The teacher: minilm or vit.")],
+    data: Annotated[Path, typer.Option(help="Public examples: a CSV file with text and label, or a folder of images.")],
+    out: Annotated[Path, typer.Option(help="Where the student is written.")],
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of the student.")] = 2,
+    tokens: Annotated[int, typer.Option(min=4, max=256, help="Longest text in tokens; longer ones are cut.")] = 64,
+    image_side: Annotated[int, typer.Option(help="Pixels; 98 makes 50 tokens.")] = 98,
+    epochs: Annotated[int, typer.Option(min=2, help="Half for hidden states, half for classes.")] = 10,
+    rate: Annotated[float, typer.Option(help="The largest learning rate.")] = 5e-4,
+    penalty: Annotated[float, typer.Option(min=0, help="Weight of leaving the polynomials' ranges.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of the order of batches.")] = 50,
+    folder: Folder = None,
+    as_json: output.Json = False,
+) -> None:
+    """Makes a student that can be computed on encrypted inputs: attention, activation and norms are polynomials.
+
+    After each epoch what is done is kept beside the student (NAME.part), and the same command goes on from there.
+    """
+    from fm_oracle.distill.examples import read_examples  # noqa: PLC0415
+    from fm_oracle.distill.report import document, shown  # noqa: PLC0415
+    from fm_oracle.distill.run import Options, distilled  # noqa: PLC0415
+    from fm_oracle.distill.training import Plan  # noqa: PLC0415
+    from fm_oracle.models import registry  # noqa: PLC0415
+
+    plan = Plan(epochs=epochs, rate=rate, penalty=penalty, seed=seed)
+    options = Options(blocks, tokens, image_side, plan)
+    model = registry.load(fm, folder or packages.default_folder())
+    examples = read_examples(data, model.card.modality)
+    kept = out.with_name(out.name + ".part")
+    with output.progress() as bar:
+        task = bar.add_task("teacher", total=None)
+
+        def progress(done: int, count: int, epoch: int, loss: float) -> None:
+            text = f"epoch {epoch + 1} of {epochs}, loss {loss:.3f}"
+            bar.update(task, description=text, completed=epoch * count + done, total=epochs * count)
+
+        student, error = distilled(model, examples, options, kept, progress)
+    student.save(out)
+    kept.unlink(missing_ok=True)
+    output.result(document(student, error), shown(student, error, out), as_json)

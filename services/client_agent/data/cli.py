@@ -68,3 +68,17 @@ def _is_here(name: str, folder: Path) -> bool:
             raise
         return False
     return True
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="vader, emoji or heart.")],
+    target: Annotated[Path, typer.Argument(metavar="PATH", help="A CSV file for texts, a new folder for images.")],
+    folder: Folder = None,
+    as_json: output.Json = False,
+) -> None:
+    """Writes a data set as files that any program reads: text, label and domain, or DOMAIN/CLASS/NUMBER.png."""
+    from client_agent.data.export import write  # noqa: PLC0415
+
+    count = write(name, target, folder or packages.default_folder())
+    output.result({"examples": count, "path": str(target)}, f"{count} examples in {target}", as_json)

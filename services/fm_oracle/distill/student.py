@@ -6,6 +6,7 @@ Weights are those that the engine takes, but for quad's constants: gains and shi
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fm_oracle.encrypted.block import Ranges, Weights
 from fm_oracle.encrypted.polynomials import EXPONENTIAL_DEGREE
 
-__all__ = ["Seen", "StudentBlock", "taylor"]
+__all__ = ["Observer", "Seen", "StudentBlock", "taylor"]
 
 # Room around what was seen: data to come may go a little beyond.
 ROOM = 1.25
@@ -27,6 +28,12 @@ def taylor(x: Tensor) -> Tensor:
     for k in range(EXPONENTIAL_DEGREE, 0, -1):
         total = 1 + total * x / k
     return total
+
+
+class Observer(Protocol):
+    """Is told what goes through a block, of real tokens alone, by the names of `Seen`."""
+
+    def note(self, name: str, values: Tensor) -> None: ...
 
 
 @dataclass
@@ -77,7 +84,7 @@ class StudentBlock(nn.Module):
         self.down = nn.Linear(hidden, dimension)
         self.gains = nn.Parameter(torch.ones(2, dimension)) if post else None
 
-    def forward(self, x: Tensor, mask: Tensor, seen: Seen | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, mask: Tensor, seen: Observer | None = None) -> tuple[Tensor, Tensor]:
         """The stream after the block, and the attention [n, heads, t, t]; `mask` [n, t] is 1 for real tokens."""
         if self.gains is None:
             added, attention = self._attention(self._norm(x, mask, "first_variance", seen), mask, seen)
@@ -90,17 +97,17 @@ class StudentBlock(nn.Module):
         y = self._noted("stream", _centred(self.gains[1] * h + self._feed_forward(h, mask)), mask, seen)
         return self._norm(y, mask, "second_variance", seen), attention
 
-    def _noted(self, name: str, values: Tensor, mask: Tensor, seen: Seen | None) -> Tensor:
+    def _noted(self, name: str, values: Tensor, mask: Tensor, seen: Observer | None) -> Tensor:
         if seen is not None:
             seen.note(name, values[mask > 0])
         return values
 
-    def _norm(self, x: Tensor, mask: Tensor, name: str, seen: Seen | None) -> Tensor:
+    def _norm(self, x: Tensor, mask: Tensor, name: str, seen: Observer | None) -> Tensor:
         variance = x.square().mean(dim=-1, keepdim=True) + self.epsilon
         self._noted(name, variance, mask, seen)
         return x / variance.sqrt()
 
-    def _attention(self, x: Tensor, mask: Tensor, seen: Seen | None) -> tuple[Tensor, Tensor]:
+    def _attention(self, x: Tensor, mask: Tensor, seen: Observer | None) -> tuple[Tensor, Tensor]:
         n, tokens, dimension = x.shape
         qkv = self._noted("query_key_value", self.qkv(x) * mask[..., None], mask, seen)
         q, k, v = qkv.view(n, tokens, 3, self.heads, dimension // self.heads).permute(2, 0, 3, 1, 4)

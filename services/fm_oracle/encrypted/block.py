@@ -24,7 +24,6 @@ __all__ = ["Block", "Ranges", "Weights"]
 EXPONENTIAL_LEVELS = 3
 # What the stream has above the lowest: its squares take one, the normalised stream may have two and costs one.
 STREAM_LEVELS = 3
-GOLDSCHMIDT_DEGREE = 7
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,11 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Block:
-    """A block for ciphertexts that have `lowest` limbs when they are refreshed."""
+    """A block for ciphertexts that have `lowest` limbs when they are refreshed.
+
+    `newton` are the steps of each square root, `goldschmidt` is the degree of reciprocals: how many are needed follows
+    from the ranges.
+    """
 
     weights: Weights
     ranges: Ranges
@@ -66,6 +69,7 @@ class Block:
     diagonals: Diagonals
     epsilon: float = 1e-6
     newton: int = 4
+    goldschmidt: int = 7
     weight_bits: int = 12
     lowest: int = 4
     # Hidden channels that are in memory at a time.
@@ -161,7 +165,7 @@ class Block:
         # Goldschmidt's range is (0, 2): divided by the middle, so that both ends are as far from 1.
         middle = (low + high) / 2
         scaled = operations.brought(sums, 1 / middle, 2.0)
-        inverse = goldschmidt(scaled, GOLDSCHMIDT_DEGREE, operations, 2 * middle / low, self.lowest)
+        inverse = goldschmidt(scaled, self.goldschmidt, operations, 2 * middle / low, self.lowest)
         inverse = operations.refresh(inverse, 2 * middle / low, 0)
         masked = operations.multiplied(inverse, mask)
         return masked.read_at(masked.scale * middle)

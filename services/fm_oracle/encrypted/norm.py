@@ -13,7 +13,26 @@ import numpy as np
 from fm_oracle.encrypted.operations import B, Operations
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Norm"]
+__all__ = ["Norm", "newton_steps"]
+
+MAX_STEPS = 20
+
+
+def newton_steps(low: float, high: float, error: float) -> int:
+    """The fewest steps after which 1 / sqrt(v) is right to a relative `error` for v from low to high.
+
+    Raises VeilfedError(INPUT_INVALID) where even many steps do not get there.
+    """
+    v = np.geomspace(low, high, 1000)
+    c0, c1, c2 = Norm(1, low, high, 0.0, 0).start
+    s = c0 + c1 * v + c2 * v * v
+    for step in range(MAX_STEPS):
+        if np.abs(s * np.sqrt(v) - 1).max() <= error:
+            return step
+        s = s * (3 - v * s * s) / 2
+    raise VeilfedError(
+        Code.INPUT_INVALID, f"variances from {low:g} to {high:g} are too far apart for Newton's steps to one root"
+    )
 
 
 @dataclass(frozen=True)
