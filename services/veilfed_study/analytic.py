@@ -15,7 +15,7 @@ FedOPAL's features are made by the model anew, with each client's prompts; all o
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from veilfed.jobs import JobSpec
 from veilfed_study.backbone import Backbone
 from veilfed_study.cells import job_of, shown_settings
 from veilfed_study.methods import Settings
-from veilfed_study.parts import Part, split_parts
+from veilfed_study.parts import Part, Parts, split_parts
 from veilfed_study.prompted import inputs_of
 from veilfed_study.resampling import drawn, interval
 from veilfed_study.scale import pooled
@@ -35,7 +35,7 @@ from veilfed_study.shots import measured
 from veilfed_study.store import Store, key_of
 from veilfed_study.subjects import Subject
 from veilfed_study.summary import spread
-from veilfed_study.variants import ONE_SHOT, Grid, Variant, variants
+from veilfed_study.variants import ONE_SHOT, Grid, Tuning, Variant, variants
 
 __all__ = ["clients_of", "job_for", "some_of", "study", "whole_of"]
 
@@ -98,38 +98,22 @@ def study(
     Raises VeilfedError: DATA_INVALID, INPUT_INVALID (also for FedOPAL with a model that takes no prompts), JOB_INVALID,
     UPDATE_INVALID for training that diverged.
     """
-    data = subject.digest()
-    wholes = {seed: some_of(whole_of(subject, split), rows, split) for seed, split in _splits(settings, seeds)}
+    chosen, data = variants(methods, grid), subject.digest()
+    wholes = {
+        seed: some_of(whole_of(subject, settings.split_of(seed)), rows, settings.split_of(seed)) for seed in seeds
+    }
     places = [(count, alpha, seed) for count in grid.clients for alpha in grid.alphas for seed in seeds]
     divided = {place: clients_of(wholes[place[2]], *place) for place in places}
-    chosen = variants(methods, grid)
     jobs = {
         (variant, place): job_for(subject, variant, settings, place[2], list(divided[place]))
         for place in places
         for variant in chosen
     }
+    files = _Files(subject, data, settings, store, rows, grid.tunings[0])
     results: dict[tuple[Variant, Place], dict[str, Any]] = {}
     for place in places:
-        count, alpha, seed = place
         for variant in chosen:
-            job, name = jobs[variant, place], f"{variant.name}-{seed}-{count}-{alpha:g}"
-            own = variant.tuning in {None, grid.tunings[0]}
-            key = key_of(
-                FORM,
-                data,
-                subject.test_domain,
-                settings.split_of(seed),
-                alpha,
-                variant.least,
-                rows,
-                own,
-                job.model_dump(mode="json"),
-            )
-            kept = store.get(name, key)
-            if kept is None:
-                kept = measured(job, divided[place], variant.least, subject.backbone, own)
-                store.put(name, key, kept)
-            results[variant, place] = kept
+            results[variant, place] = files.result(variant, place, jobs[variant, place], divided[place])
             ended(variant.label)
         if subject.backbone is not None:
             subject.backbone.forget()
@@ -166,7 +150,7 @@ def study(
                 "clients": pair[0],
                 "alpha": pair[1],
                 "of": _gaps(
-                    [wholes[seed] for seed in seeds],
+                    list(wholes.values()),
                     {variant.name: [results[variant, (*pair, seed)]["hits"] for seed in seeds] for variant in chosen},
                     settings.split_of(seeds[0]),
                 ),
@@ -176,8 +160,38 @@ def study(
     }
 
 
-def _splits(settings: Settings, seeds: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return ((seed, settings.split_of(seed)) for seed in seeds)
+@dataclass(frozen=True)
+class _Files:
+    """The files of a study's jobs. `data` is the subject's digest; of FedOPAL's tunings only `first` has `own`."""
+
+    subject: Subject
+    data: str
+    settings: Settings
+    store: Store
+    rows: int | None
+    first: Tuning
+
+    def result(self, variant: Variant, place: Place, job: JobSpec, clients: Parts) -> dict[str, Any]:
+        """What was measured of a job, from its file if it was finished before."""
+        count, alpha, seed = place
+        own = variant.tuning in {None, self.first}
+        name = f"{variant.name}-{seed}-{count}-{alpha:g}"
+        key = key_of(
+            FORM,
+            self.data,
+            self.subject.test_domain,
+            self.settings.split_of(seed),
+            alpha,
+            variant.least,
+            self.rows,
+            own,
+            job.model_dump(mode="json"),
+        )
+        found = self.store.get(name, key)
+        if found is None:
+            found = measured(job, clients, variant.least, self.subject.backbone, own)
+            self.store.put(name, key, found)
+        return found
 
 
 def _pairs(grid: Grid) -> Iterator[tuple[int, float]]:

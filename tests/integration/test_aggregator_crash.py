@@ -57,8 +57,9 @@ async def _institutions(aggregator: Aggregator) -> "AsyncIterator[None]":
         finally:
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
+            ended, running = await asyncio.wait(tasks, timeout=20)
+            assert not running
+            assert all(task.cancelled() for task in ended), ended
 
 
 async def _kills(aggregator: Aggregator, job_id: str, seed: int) -> int:

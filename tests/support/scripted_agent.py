@@ -125,7 +125,9 @@ class ScriptedAgent:
             response, self._rest = self._rest, None
             return response
         try:
-            response = await asyncio.wait_for(self._stream.read(), timeout)
+            # wait_for of Python 3.11 loses a cancellation that comes together with its result.
+            async with asyncio.timeout(timeout):
+                response = await self._stream.read()
         except grpc.aio.AioRpcError as error:
             raise translate(error, self._credentials, self._address) from None
         assert isinstance(response, WorkResponse), "the stream ended"
