@@ -136,7 +136,8 @@ def _task(found: Found) -> str:
         shot_tables.accuracies(found.sweep, clients, "accuracy", costly=False).markdown(),
         shot_tables.costs(found.sweep, clients).markdown(),
         "### All rows",
-        f"On {_rows(whole)}.",
+        f"On {_rows(whole)}. What a client sends for AFL, once, is what it sends in {_worth(whole):.0f} rounds of "
+        "FEDOT(+B).",
         f"![Accuracy over alpha](figures/analytic-{whole['task']}.svg)",
     ]
     for count in whole["clients"]:
@@ -147,6 +148,12 @@ def _task(found: Found) -> str:
             shot_tables.accuracies(whole, count, "own", costly=False).markdown(),
         ]
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
+
+
+def _worth(document: Document) -> float:
+    """An upload of AFL in rounds of FEDOT(+B)."""
+    cells = {variant["name"]: variant["cells"][0] for variant in document["variants"]}
+    return float(cells[AFL]["bytes_sent"] / (cells[FEDOT]["bytes_sent"] / cells[FEDOT]["rounds"]))
 
 
 def _rows(document: Document) -> str:

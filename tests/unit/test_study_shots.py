@@ -1,5 +1,6 @@
 """The page of one shot against many rounds: its tables have the figures of the studies, verdicts what they say."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ def test_the_page_has_every_part(text: str) -> None:
     for heading in ("## What was found", "## letters", "### FedOPAL beside AFL and FedCGS, 3 clients", "### All rows"):
         assert heading in text
     assert "On 40 training rows" in text
+    sums, classifier = 8 * (32 * 33 // 2 + 2 * 32 + 2), 4 * 2 * 32
+    (rounds,) = re.findall(r"once, is what it sends in (\d+) rounds", text)
+    # Messages have names and shapes too.
+    assert int(rounds) == pytest.approx(sums / classifier, rel=0.3)
     assert "(figures/analytic-letters.svg)" in text
 
 
