@@ -10,6 +10,7 @@ from aggregator.artifacts import Ref, Upload
 from aggregator.engine import Engine
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
+from aggregator.words import no_such_job
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
 from veilfed.protocol import CHUNK_BYTES
@@ -30,7 +31,7 @@ def _member(connection: Connection, job: Job, identity: Identity) -> None:
     if identity.role is not Role.AGENT or identity.institution in job.spec.cohort.train + job.spec.cohort.evaluate:
         return
     if not queries.takes_part(connection, job.id, identity.institution):
-        raise VeilfedError(Code.NOT_FOUND, "there is no such job")
+        raise no_such_job(job.id)
 
 
 class Transfers:

@@ -104,7 +104,9 @@ def purge(
     with state.locked():
         folders = state.jobs() if job is None else [state.job(job)]
         if job is not None and not folders[0].path.is_dir():
-            raise VeilfedError(Code.NOT_FOUND, f"there is no state of job {job}", "See `veilfed agent jobs`.")
+            raise VeilfedError(
+                Code.NOT_FOUND, f"there is no state of job {job}", "See `veilfed agent jobs --config FILE`."
+            )
         with open_gate(loaded, load_agent_credentials(loaded), state.ledger) as gate:
             for folder in folders:
                 gate.note("purge", f"the state of job {folder.job_id} is removed")

@@ -44,7 +44,7 @@ def _read(files: list[Path]) -> list[tuple[str, str | bytes]]:
     if len({type(value) for _, value in inputs}) > 1:
         raise VeilfedError(Code.INPUT_INVALID, "texts and images cannot be mixed in one call")
     if not inputs:
-        raise VeilfedError(Code.INPUT_INVALID, "the files hold no texts")
+        raise VeilfedError(Code.INPUT_INVALID, f"{', '.join(map(str, files))}: no texts")
     return inputs
 
 

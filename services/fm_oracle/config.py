@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fm_oracle.gate import Limits
 from fm_oracle.models import registry
 from veilfed.config import Strict
+from veilfed.errors import VeilfedError
 from veilfed.identity.material import TlsFiles
 from veilfed.identity.names import LABEL
 from veilfed.packages import default_folder
@@ -57,10 +58,17 @@ class OracleConfig(Strict):
     threads: int = Field(default=1, ge=1, le=256)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @field_validator("model")
+    @classmethod
+    def _installed(cls, model: str) -> str:
+        try:
+            registry.check_name(model)
+        except VeilfedError as error:
+            raise ValueError(error.message) from None
+        return model
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.model.partition(":")[0] not in registry.names():
-            raise ValueError(f"model: installed are {', '.join(registry.names())}")
         if self.burst < self.max_batch:
             raise ValueError("burst: must be at least max_batch, or a full request could never pass")
         return self

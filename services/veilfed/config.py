@@ -114,7 +114,10 @@ def validate(
         problems = []
         for problem in error.errors(include_url=False, include_input=False, include_context=False):
             line, key = _found(node, problem)
-            problems.append(f"{f'line {line}: ' if line and lines else ''}{key}: {problem['msg']}")
+            words = problem["msg"].removeprefix("Value error, ")
+            # What is wrong with several keys together is said by words that name them.
+            where_in = f"{key}: " if problem["loc"] else ""
+            problems.append(f"{f'line {line}: ' if line and lines else ''}{where_in}{words}")
         raise VeilfedError(code, f"{where}: " + "; ".join(problems), hint) from None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ import yaml
 from tests.support.aggregators import Aggregator, job_spec, running_aggregator
 from tests.support.identities import Federation, make_federation
 from tests.support.loops import asynchronous
-from tests.support.processes import veilfed
+from tests.support.processes import Process, until, veilfed
 from tests.support.scripted_agent import ScriptedAgent
 from veilfed.errors import Code
+from veilfed.protocol import MAX_MESSAGE_BYTES
+from veilfed.wire.class_vectors import write_class_vectors
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,8 @@ async def test_a_job_by_its_commands(aggregator: Aggregator, tmp_path: Path) -> 
     assert [(item["job_id"], item["state"]) for item in listed] == [(job_id, "running")]
     none = await job("fetch", job_id, "--out", tmp_path / "none", "--config", config, code=Code.NOT_FOUND.exit_code)
     assert none["error"] == "NOT_FOUND"
+    other = await job("show", "another", "--config", config, code=Code.NOT_FOUND.exit_code)
+    assert other["message"] == "there is no job another"
     async with agent(aggregator) as north:
         working = asyncio.create_task(north.work())
         events = await job("watch", job_id, "--config", config)
@@ -127,6 +132,35 @@ async def test_watching_a_job_that_fails(aggregator: Aggregator, tmp_path: Path)
     )
     assert failed.returncode == Code.JOB_FAILED.exit_code
     assert "POLICY_DENIED: not today" in failed.stderr
+
+
+@asynchronous
+async def test_a_watch_that_is_interrupted_says_so_and_is_no_success(aggregator: Aggregator, tmp_path: Path) -> None:
+    config = admin_config(aggregator, tmp_path)
+    async with aggregator.admin() as admin:
+        job_id = await admin.submit(job_spec(["north"]))
+        watching = Process(veilfed("job", "watch", job_id, "--config", config), tmp_path / "watch")
+        await asyncio.to_thread(until, lambda: "job_submitted" in watching.out.read_text(), 60, "an event")
+        watching.signal(signal.SIGINT)
+        assert await asyncio.to_thread(watching.wait, 60) == Code.CANCELLED.exit_code
+        await admin.cancel(job_id)
+    assert watching.err.read_text().splitlines() == [
+        "error CANCELLED: stopped by the user",
+        f"hint: {Code.CANCELLED.hint}",
+    ]
+
+
+@asynchronous
+async def test_class_vectors_that_no_message_holds(aggregator: Aggregator, tmp_path: Path) -> None:
+    config, file, vectors = admin_config(aggregator, tmp_path), tmp_path / "job.yaml", tmp_path / "vectors.npz"
+    classes, dimension = [f"class-{number}" for number in range(20)], 65_536
+    strategy = {"classes": classes, "dimension": dimension, "initial": "class_vectors"}
+    file.write_text(yaml.safe_dump(job_spec(["north"], strategy=strategy)))
+    write_class_vectors(vectors, classes, np.ones((len(classes), dimension), np.float32))
+    code = Code.MESSAGE_TOO_LARGE.exit_code
+    told = await job("submit", file, "--class-vectors", vectors, "--config", config, code=code)
+    assert str(vectors) in told["message"]
+    assert str(MAX_MESSAGE_BYTES) in told["message"]
 
 
 def test_the_aggregator_does_not_start_with_another_role(aggregator: Aggregator, tmp_path: Path) -> None:

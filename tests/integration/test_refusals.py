@@ -109,6 +109,7 @@ def ends(done: "subprocess.CompletedProcess[str]", code: Code, words: tuple[str,
     assert done.returncode == code.exit_code, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
     error, hint = done.stderr.splitlines()[-2:]
     assert error.startswith(f"error {code.name}: ")
     assert [word for word in words if word not in error] == [], error
@@ -186,10 +187,34 @@ UNUSABLE = [
     Row("model", "oracle serve --config oracle.yaml", Code.MODEL_MISSING, ("is not in packages",)),
 ]  # fmt: skip
 
+WRONG = [
+    Row("model to fetch", "oracle fetch gpt", Code.INPUT_INVALID, ("there is no model gpt; installed are minilm,",)),
+    Row("data to fetch", "data fetch none", Code.INPUT_INVALID, ("there is no data set none; there are vader,",)),
+    Row("nothing to purge", "agent purge --config agent.yaml", Code.INPUT_INVALID, ("name one job, or say --all",)),
+    Row("no texts", "predict empty --config agent.yaml --job job-1", Code.INPUT_INVALID, ("empty: no texts",),
+        {"empty": b"\n"}),
+    Row("job to approve", "agent approve job-2 --config agent.yaml", Code.NOT_FOUND,
+        ("job job-2 was not offered here",)),
+    Row("job to purge", "agent purge job-2 --config agent.yaml", Code.NOT_FOUND, ("there is no state of job job-2",)),
+    Row("no model yet", "predict file --config agent.yaml --job job-1", Code.NOT_FOUND,
+        ("no model of job job-1 yet",)),
+    Row("data that is not here", "study fedot --task vader --packages none --out out", Code.DATA_MISSING,
+        ("is not in none",)),
+    Row("strategy", "agent approve job-1 --config agent.yaml", Code.POLICY_DENIED,
+        ("jobs of strategy 'fedot' are not allowed here",), {"agent.yaml": {"policy": {"strategies": ["fedclip"]}}}),
+    Row("server", "job list --config admin.yaml", Code.CONFIG_INVALID, ("the aggregator-id: expected an identity",),
+        {"admin.yaml": {"aggregator_id": "none"}}),
+    Row("driver", "aggregator serve --config aggregator.yaml", Code.PACKAGE_MISSING,
+        ("database: its driver cx_Oracle is not installed",),
+        {"aggregator.yaml": {"database": "oracle+cx_oracle://user:secret@host/database"}}),
+]  # fmt: skip
+# They load everything that there is before they start.
+LOADING = {"demonstration", "data that is not here"}
+KINDS = {"malformed": MALFORMED, "corrupt": CORRUPT, "full": FULL, "unusable": UNUSABLE, "wrong": WRONG}
+
 TABLE = [
-    # The demonstration loads everything that there is before it starts.
-    pytest.param(row, id=f"{kind}: {row.name}", marks=[pytest.mark.slow] if row.name == "demonstration" else [])
-    for kind, rows in {"malformed": MALFORMED, "corrupt": CORRUPT, "full": FULL, "unusable": UNUSABLE}.items()
+    pytest.param(row, id=f"{kind}: {row.name}", marks=[pytest.mark.slow] if row.name in LOADING else [])
+    for kind, rows in KINDS.items()
     for row in rows
 ]
 

@@ -1,6 +1,7 @@
 """What a client says of a connection that cannot be made, or ends: which side is to look where."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -115,3 +116,16 @@ async def test_a_server_without_tls_is_refused(federation: Federation) -> None:
         await server.stop(0)
     assert error.code is Code.TLS_REFUSED
     assert "not TLS 1.3" in error.message
+
+
+@pytest.mark.slow  # gRPC waits 20 s for a handshake
+@asynchronous
+async def test_somebody_is_there_and_says_nothing(federation: Federation) -> None:
+    """As a service that is paused: the system takes the connection, and nobody answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        with pytest.raises(VeilfedError, match="says nothing") as caught:
+            async with dialling(federation, f"127.0.0.1:{listening.getsockname()[1]}") as client:
+                await client.Join(JoinRequest(), timeout=60)
+    assert caught.value.code is Code.TIMEOUT

@@ -146,7 +146,7 @@ def test_outputs_and_inputs_of_other_shapes_are_refused(tmp_path: Path) -> None:
 def test_a_family_needs_a_name_and_a_model_has_none(tmp_path: Path, name: str, expected: str) -> None:
     with pytest.raises(VeilfedError, match=expected) as caught:
         registry.load(name, tmp_path)
-    assert caught.value.code is Code.CONFIG_INVALID
+    assert caught.value.code is Code.INPUT_INVALID
 
 
 def test_a_library_that_is_not_installed_names_the_extra() -> None:

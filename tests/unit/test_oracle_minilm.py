@@ -163,4 +163,4 @@ def test_a_changed_model_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(VeilfedError, match="minilm, onnx, open_clip, timm, transformers, vit") as caught:
         registry.load("gpt", tmp_path)
-    assert caught.value.code is Code.CONFIG_INVALID
+    assert caught.value.code is Code.INPUT_INVALID

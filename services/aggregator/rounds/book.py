@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, select
 from aggregator.rounds.records import Effects
 from aggregator.store.schema import EVENTS, JobRow
 from aggregator.strategies import Strategy, strategy_for
+from aggregator.words import no_such_job
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation
@@ -58,7 +59,7 @@ class Book:
         if job_id not in self._jobs:
             spec_json = connection.execute(select(JobRow.spec_json).where(JobRow.id == job_id)).scalar()
             if spec_json is None:
-                raise VeilfedError(Code.NOT_FOUND, "there is no such job")
+                raise no_such_job(job_id)
             spec = kept_spec(job_id, spec_json)
             self._jobs[job_id] = Job(job_id, spec, spec_json, strategy_for(spec))
         return self._jobs[job_id]

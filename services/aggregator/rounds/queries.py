@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, or_, select
 from aggregator.rounds.book import kept_spec
 from aggregator.rounds.records import JobState, TaskState
 from aggregator.store.schema import AgentRow, EventRow, JobRow, RoundRow, TaskRow
-from aggregator.words import cut
+from aggregator.words import cut, no_such_job
 from veilfed.errors import Code, VeilfedError
 from veilfed.protocol import MAX_MESSAGE_BYTES
 from veilfed.v1.aggregator_pb2 import (
@@ -44,7 +44,6 @@ MAX_DETAILS_BYTES = MAX_MESSAGE_BYTES * 7 // 8
 MAX_WORDS_BYTES = 256 * 1024
 MAX_ERROR_BYTES = 1000
 MAX_EVENTS = 500
-NO_JOB = "there is no such job"
 # Numbers on the wire may be larger than those of a database.
 MAX_NUMBER = 2**63 - 1
 
@@ -70,7 +69,7 @@ def _summary(row: Row[Any]) -> JobSummary:
 def _job(connection: Connection, job_id: str) -> Row[Any]:
     row = connection.execute(select(JobRow.__table__).where(JobRow.id == job_id)).one_or_none()
     if row is None:
-        raise VeilfedError(Code.NOT_FOUND, NO_JOB)
+        raise no_such_job(job_id)
     return row
 
 
@@ -172,7 +171,10 @@ def report(connection: Connection, job_id: str, number: int | None) -> GetReport
         rounds = rounds.where(RoundRow.number == number)
     found = connection.execute(rounds.order_by(RoundRow.number.desc()).limit(1)).one_or_none()
     if found is None:
-        raise VeilfedError(Code.NOT_FOUND, f"job {job_id} has no report" + ("" if number is None else " of that round"))
+        what = f"job {job_id} has no report" + ("" if number is None else f" of round {number}")
+        raise VeilfedError(
+            Code.NOT_FOUND, what, "Analytic jobs and those with privacy have one, once they have published a model."
+        )
     return GetReportResponse(round=found.number, report_json=found.report)
 
 
@@ -213,7 +215,7 @@ def events(connection: Connection, job_id: str, after: int) -> tuple[list[WatchJ
     """
     state = connection.execute(_STATE, {"job_id": job_id}).scalar()
     if state is None:
-        raise VeilfedError(Code.NOT_FOUND, NO_JOB)
+        raise no_such_job(job_id)
     rows = connection.execute(_EVENTS, {"job_id": job_id, "after": min(after, MAX_NUMBER)}).all()
     found = [
         WatchJobResponse(

@@ -43,7 +43,9 @@ def open_engine(url: str) -> Engine:
     """An engine; SQLite with write-ahead log, foreign keys and honest transactions."""
     try:
         engine = create_engine(url, hide_parameters=True)  # values of agents and jobs are nothing for a log
-    except (SQLAlchemyError, ImportError) as error:
+    except ImportError as error:
+        raise VeilfedError(Code.PACKAGE_MISSING, f"database: its driver {error.name} is not installed") from None
+    except SQLAlchemyError as error:
         raise VeilfedError(Code.CONFIG_INVALID, f"database: not a usable URL ({type(error).__name__})") from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)

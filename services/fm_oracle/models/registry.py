@@ -19,7 +19,7 @@ from veilfed.errors import Code, VeilfedError
 if TYPE_CHECKING:  # names are looked up where torch need not be loaded: `veilfed config check`
     from fm_oracle.models.base import Loader, Model
 
-__all__ = ["embed", "find", "load", "names"]
+__all__ = ["check_name", "embed", "find", "load", "names"]
 
 GROUP = "veilfed.models"
 
@@ -29,26 +29,32 @@ def names() -> list[str]:
     return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
-def find(name: str) -> "Loader":
-    """What loads a model; of `timm:resnet50` that of timm. Raises CONFIG_INVALID that lists what is installed."""
+def check_name(name: str) -> None:
+    """Raises VeilfedError(INPUT_INVALID) that lists what is installed, without loading it."""
     kind = name.partition(":")[0]
-    for entry in entry_points(group=GROUP, name=kind):
-        found: Loader = entry.load()
-        return found
-    raise VeilfedError(Code.CONFIG_INVALID, f"there is no model {kind}; installed are {', '.join(names())}")
+    if kind not in names():
+        raise VeilfedError(Code.INPUT_INVALID, f"there is no model {kind}; installed are {', '.join(names())}")
+
+
+def find(name: str) -> "Loader":
+    """What loads a model; of `timm:resnet50` that of timm. Raises VeilfedError as `check_name`."""
+    check_name(name)
+    (entry,) = entry_points(group=GROUP, name=name.partition(":")[0])
+    found: Loader = entry.load()
+    return found
 
 
 def load(name: str, folder: Path) -> "Model[Any]":
     """A model: "minilm", read from the packages folder, or "open_clip:ViT-B-32" and the like.
 
-    Raises VeilfedError: CONFIG_INVALID for an unknown name, and what the model's `load` says.
+    Raises VeilfedError: INPUT_INVALID for an unknown name, and what the model's `load` says.
     """
     found = find(name)
     kind, _, which = name.partition(":")
     if found.named and not which:
-        raise VeilfedError(Code.CONFIG_INVALID, f"model {kind}: say which one, as {kind}:NAME")
+        raise VeilfedError(Code.INPUT_INVALID, f"model {kind}: say which one, as {kind}:NAME")
     if which and not found.named:
-        raise VeilfedError(Code.CONFIG_INVALID, f"model {kind}: is one model, {which!r} says nothing to it")
+        raise VeilfedError(Code.INPUT_INVALID, f"model {kind}: is one model, {which!r} says nothing to it")
     return found.load(folder, which) if found.named else found.load(folder)
 
 

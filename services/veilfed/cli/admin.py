@@ -78,7 +78,11 @@ async def _connected(settings: AdminConfig) -> AsyncIterator[Admin]:
             )
     credentials = load_credentials(TlsFiles.in_folder(settings.identity or Path()))
     address = settings.aggregator or ""
-    channel = open_channel(credentials, address, Identity.parse(settings.aggregator_id or ""))
+    try:
+        server = Identity.parse(settings.aggregator_id or "")
+    except VeilfedError as error:
+        raise VeilfedError(Code.CONFIG_INVALID, f"the aggregator-id: {error.message}") from None
+    channel = open_channel(credentials, address, server)
     async with channel:
         with translated(credentials, address):
             yield Admin(JobServiceStub(channel), CoordinatorStub(channel))

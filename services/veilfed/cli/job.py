@@ -19,6 +19,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.files import write_atomic
 from veilfed.identity.material import read_file
 from veilfed.jobs import parse_job
+from veilfed.protocol import MAX_MESSAGE_BYTES
 from veilfed.rpc.progress import moving
 from veilfed.v1.aggregator_pb2 import (
     CancelJobRequest,
@@ -92,6 +93,12 @@ def submit(
     spec, request = parse_job(text, str(file)), SubmitJobRequest(spec=text)
     if class_vectors is not None:
         request.class_vectors.CopyFrom(to_tensor(read_class_vectors(class_vectors, spec.strategy.classes)))
+        if request.ByteSize() > MAX_MESSAGE_BYTES:
+            raise VeilfedError(
+                Code.MESSAGE_TOO_LARGE,
+                f"{class_vectors}: {request.ByteSize()} bytes with the job, and a message holds {MAX_MESSAGE_BYTES}",
+                "Class vectors travel in one message: use fewer classes, or a model of a smaller dimension.",
+            )
 
     async def call(admin: Admin) -> str:
         return str((await admin.jobs.SubmitJob(request, timeout=CALL_SECONDS)).job_id)
@@ -266,5 +273,6 @@ def _published(job: GetJobResponse, number: int | None) -> tuple[int, str]:
     chosen = max(found, default=-1) if number is None else number
     if chosen not in found:
         what = "no model yet" if number is None else f"no model in round {number}, or too long ago to be listed"
-        raise VeilfedError(Code.NOT_FOUND, f"{job.summary.job_id} has published {what}")
+        hint = "See `veilfed job show` for what it has published."
+        raise VeilfedError(Code.NOT_FOUND, f"{job.summary.job_id} has published {what}", hint)
     return chosen, found[chosen]

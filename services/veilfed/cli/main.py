@@ -13,6 +13,9 @@ from veilfed.errors import Code, VeilfedError
 
 __all__ = ["build", "main"]
 
+# What typer returns after an interrupt, in place of raising it.
+INTERRUPTED = 130
+
 
 def _not_installed(cause: ImportError) -> VeilfedError:
     return VeilfedError(Code.PACKAGE_MISSING, f"the package {cause.name} is not installed")
@@ -70,11 +73,10 @@ def build() -> typer.Typer:
 def main() -> None:
     """Runs the command and ends the process with the exit code of the catalogue."""
     try:
-        build()(standalone_mode=False)
+        if build()(standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt
     except VeilfedError as error:
         _fail(error)
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
     except typer.TyperException as error:  # a wrong use of the command line
         cast(Any, error).show()  # not in its stubs
         sys.exit(2)

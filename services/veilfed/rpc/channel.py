@@ -24,6 +24,7 @@ KEEPALIVE_SECONDS = 30.0
 NO_CONNECTION = "failed to connect to all addresses"
 NOBODY = ("connection refused", "failed to connect to remote host", "errors resolving", "unreachable", "no route")
 BEFORE_TLS = "handshake read failed"
+SILENT = "handshake read failed (endpoint closing)"  # by this side, after 20 seconds
 NOT_ACCEPTED = ("tls handshake failed", "verification check failed")
 HUNG_UP = ("socket closed", "connection reset", "broken pipe")
 
@@ -88,6 +89,12 @@ def _unavailable(credentials: Credentials | None, address: str, details: str) ->
         return VeilfedError(Code.UNREACHABLE, f"{address}: nobody answers")
     if NO_CONNECTION not in lowered:
         return VeilfedError(Code.UNREACHABLE, f"{address}: the connection was cut")
+    if SILENT in lowered:
+        return VeilfedError(
+            Code.TIMEOUT,
+            f"{address}: somebody is there and says nothing",
+            "Check that the service behind this address runs and is not overloaded; try again.",
+        )
     if BEFORE_TLS in lowered:
         return VeilfedError(
             Code.UNREACHABLE,
