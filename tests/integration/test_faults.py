@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ JOB = spec(
     classes=[*CLASSES, *(f"class-{number}" for number in range(18))],
     blocks=4096,
     epochs=2,
-)
+) | {"deadline_seconds": 180}
 MODEL_BYTES = 20 * DIMENSION * 4
 UPLOAD_RATE = 2e6
 HIT_ROUND = 1
@@ -50,7 +51,7 @@ def undisturbed(parties: Parties) -> list[str]:
     """What a job publishes that nothing happens to."""
 
     async def run() -> Any:
-        return await parties.ended(await parties.submit(JOB))
+        return await parties.ended(await parties.submit(JOB), 150)
 
     job = asyncio.run(run())
     assert job.summary.state == "done", job.summary.error
@@ -125,10 +126,10 @@ def kill(party: Party) -> None:
     party.start()
 
 
-def pause(party: Party) -> None:
-    """For longer than the lease."""
+def pause(party: Party, seconds: float = LEASE_SECONDS + 1.0) -> None:
+    """By default for longer than the lease."""
     party.process.signal(signal.SIGSTOP)
-    time.sleep(LEASE_SECONDS + 1.0)
+    time.sleep(seconds)
     party.process.signal(signal.SIGCONT)
 
 
@@ -175,6 +176,22 @@ def _victim(parties: Parties, name: str) -> Party:
 async def test_a_fault(
     parties: Parties, undisturbed: list[str], victim: str, fault: Callable[[Party], None], moment: Moment
 ) -> None:
+    await does_not_show(parties, undisturbed, victim, fault, moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "moment"), [("aggregator", uploading), ("agent", uploading), ("oracle", embedding)], ids=VICTIMS
+)
+@asynchronous
+async def test_a_pause_of_30_seconds(parties: Parties, undisturbed: list[str], victim: str, moment: Moment) -> None:
+    """Beyond what gRPC waits for a connection; the connections that there are outlive it."""
+    await does_not_show(parties, undisturbed, victim, partial(pause, seconds=30.0), moment)
+
+
+async def does_not_show(
+    parties: Parties, undisturbed: list[str], victim: str, fault: Callable[[Party], None], moment: Moment
+) -> None:
     mark = len(parties.agents["north"].log)
     job_id = await parties.submit(JOB)
     try:
@@ -183,7 +200,7 @@ async def test_a_fault(
     finally:
         parties.link.reset()
     await asyncio.to_thread(_victim(parties, victim).process.ready)
-    job = await parties.ended(job_id)
+    job = await parties.ended(job_id, 150)
     assert job.summary.state == "done", job.summary.error
     assert [item.published_sha256 for item in job.rounds] == undisturbed
     # Every answer counted once, nobody was left out, and each round was published once.

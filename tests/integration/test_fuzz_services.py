@@ -23,7 +23,7 @@ from aggregator.server import engine
 from fm_oracle.config import OracleConfig
 from fm_oracle.server import service
 from tests.support.aggregators import job_spec
-from tests.support.fuzz import encoded, profile
+from tests.support.fuzz import bounded_memory, encoded, profile  # noqa: F401  used by being there
 from tests.support.identities import Federation, make_federation
 from tests.support.models import PromptedModel
 from veilfed.errors import Code, VeilfedError

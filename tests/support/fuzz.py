@@ -1,15 +1,35 @@
-"""Inputs for fuzzing: bytes that are almost messages, and how many of them are tried."""
+"""Inputs for fuzzing: bytes that are almost messages, how many of them are tried, and what they may cost."""
 
+import resource
+import sys
+from collections.abc import Iterator
+
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-__all__ = ["changed", "encoded", "profile"]
+__all__ = ["bounded_memory", "changed", "encoded", "profile"]
 
 TEXT = FieldDescriptor.CPPTYPE_STRING
 ENUM = FieldDescriptor.CPPTYPE_ENUM
 SLOW = 40
 NUMBERS = [0, 1, 2, 3, 7, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
+
+
+MAX_GROWTH_BYTES = 512 * 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """For a module that imports it: no input of a test makes the process grow beyond measure."""
+    before = _peak_bytes()
+    yield
+    assert _peak_bytes() - before < MAX_GROWTH_BYTES
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def profile(quick: int, *, slow: bool = False) -> settings:

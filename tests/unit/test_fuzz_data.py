@@ -13,7 +13,7 @@ from client_agent.data.config import DataConfig
 from client_agent.data.source import load
 from fm_oracle.models import registry
 from tests.support import onnx_folders
-from tests.support.fuzz import changed, profile
+from tests.support.fuzz import bounded_memory, changed, profile  # noqa: F401  used by being there
 from tests.support.models import png
 from veilfed.errors import Code, VeilfedError
 

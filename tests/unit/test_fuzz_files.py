@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from client_agent.cache import EmbeddingCache
 from client_agent.state import Counts, Finished, JobFolder
 from tests.support.aggregators import job_spec
-from tests.support.fuzz import changed, profile
+from tests.support.fuzz import bounded_memory, changed, profile  # noqa: F401  used by being there
 from veilfed.config import parse_yaml, read_text
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.authority import CertificateAuthority

@@ -30,7 +30,7 @@ def test_fetch_names_the_files() -> None:
 def test_fetch_of_an_unknown_model() -> None:
     with pytest.raises(VeilfedError, match="minilm, onnx, open_clip, timm, transformers, vit") as caught:
         run("fetch", "gpt")
-    assert caught.value.code is Code.CONFIG_INVALID
+    assert caught.value.code is Code.INPUT_INVALID
 
 
 def test_describe() -> None:
