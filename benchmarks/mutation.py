@@ -41,6 +41,7 @@ TARGETS: dict[str, list[str]] = {
     "services/aggregator/strategies/base.py": METHODS,
     "services/aggregator/strategies/fedgh.py": ["tests/unit/test_strategies.py"],
     "services/aggregator/gate.py": FOLD,
+    "services/veilfed/updates.py": FOLD,
     "services/aggregator/rounds/machine.py": ROUNDS,
     "services/aggregator/rounds/answers.py": ROUNDS,
     "services/aggregator/rounds/closing.py": ROUNDS,

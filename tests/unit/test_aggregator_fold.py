@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from aggregator import gate
 from aggregator.strategies import Strategy, strategy_for
 from tests.support.aggregators import job_spec
+from veilfed import updates
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead, Update
@@ -140,13 +141,13 @@ def model(**at: float) -> NDArray[np.float32]:
 def test_parameters_that_are_refused(tensors: dict[str, NDArray[Any]], words: str) -> None:
     job = spec(fold={"max_norm": 20.0}) if words == "max_norm" else spec()
     with pytest.raises(VeilfedError, match=words) as caught:
-        gate.check_parameters(tensors, fedot(job).shapes, job)
+        updates.check_parameters(tensors, fedot(job).shapes, job)
     assert caught.value.code is Code.UPDATE_INVALID
 
 
 def test_right_parameters_pass() -> None:
     job = spec(fold={"max_norm": 20.0})
-    gate.check_parameters({"classifier": model(x=-19)}, fedot(job).shapes, job)
+    updates.check_parameters({"classifier": model(x=-19)}, fedot(job).shapes, job)
 
 
 LONG = 10_001  # elements of a row: two rows are more than two blocks
@@ -156,7 +157,7 @@ def long_job(**fold: float) -> JobSpec:
     return spec(strategy={"dimension": LONG}, fold={"max_norm": 1e12, **fold})
 
 
-@pytest.mark.parametrize("place", [0, gate.BLOCK - 1, gate.BLOCK, 2 * gate.BLOCK, 2 * LONG - 1])
+@pytest.mark.parametrize("place", [0, updates.BLOCK - 1, updates.BLOCK, 2 * updates.BLOCK, 2 * LONG - 1])
 @pytest.mark.parametrize("value", [9.0, -9.0, math.nan, math.inf])
 def test_the_largest_element_is_found_wherever_it_is(place: int, value: float) -> None:
     tensor = np.full((2, LONG), 3, np.float32)
@@ -164,27 +165,27 @@ def test_the_largest_element_is_found_wherever_it_is(place: int, value: float) -
     for largest in (8.99, 9.0):
         job = long_job(max_abs=largest)
         if value in (9, -9) and largest == 9:
-            gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+            updates.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
             continue
         with pytest.raises(VeilfedError, match="max_abs" if value in (9, -9) else "finite"):
-            gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+            updates.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
 
 
 def test_the_norm_is_that_of_the_whole_tensor() -> None:
     tensor = np.random.default_rng(50).standard_normal((2, LONG)).astype(np.float32)
     norm = float(np.linalg.norm(tensor.astype(np.float64)))
     job = long_job(max_norm=norm * (1 + 1e-12))
-    gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+    updates.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
     job = long_job(max_norm=norm * (1 - 1e-12))
     with pytest.raises(VeilfedError, match="max_norm"):
-        gate.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
+        updates.check_parameters({"classifier": tensor}, fedot(job).shapes, job)
     zeros = np.zeros((2, LONG), np.float32)
-    gate.check_parameters({"classifier": zeros}, fedot(job).shapes, job)
+    updates.check_parameters({"classifier": zeros}, fedot(job).shapes, job)
 
 
 def test_the_limits_themselves_pass() -> None:
     job = spec(fold={"max_norm": math.sqrt(8), "max_abs": 1.0})
-    gate.check_parameters({"classifier": np.ones((2, 4), np.float32)}, fedot(job).shapes, job)
+    updates.check_parameters({"classifier": np.ones((2, 4), np.float32)}, fedot(job).shapes, job)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e5 + 1, 2.0**-33])

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.statistics_gate import MAX_SAMPLES, check_statistics
 from client_agent.trainers import method_for, trainer_for
 from client_agent.trainers.statistics import Statistics, released
 from tests.support.analytic import analytic, normalised, pool, sums
 from veilfed import triangle
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import AflStrategy
+from veilfed.updates import MAX_SAMPLES, check_statistics
 from veilfed.wire.tensors import Arrays, map_bytes
 
 D, K = 10, 3

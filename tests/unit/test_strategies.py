@@ -11,6 +11,7 @@ from aggregator import gate
 from aggregator.strategies import STRATEGIES, Strategy, strategy_for
 from aggregator.strategies.fedgh import _gradient, train_header
 from tests.support.methods import ANALYTIC, CLASSES, DIMENSION, first_model, job, strategy
+from veilfed import updates
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.wire.tensors import Arrays, map_bytes
@@ -131,11 +132,11 @@ def test_all_tensors_of_an_update_are_averaged(name: str) -> None:
 def test_the_gate_looks_at_every_tensor(change: Any, words: str) -> None:
     spec = job(strategy("all-global", blocks=2))
     update: Arrays = {tensor: np.ones(shape, np.float32) for tensor, shape in spec.strategy.update_shapes.items()}
-    gate.check_parameters(update, strategy_for(spec).shapes, spec)
+    updates.check_parameters(update, strategy_for(spec).shapes, spec)
     change(update)
     limits = spec.fold.model_copy(update={"max_norm": 100.0})
     with pytest.raises(VeilfedError, match=words) as refused:
-        gate.check_parameters(update, strategy_for(spec).shapes, spec.model_copy(update={"fold": limits}))
+        updates.check_parameters(update, strategy_for(spec).shapes, spec.model_copy(update={"fold": limits}))
     assert refused.value.code is Code.UPDATE_INVALID
 
 

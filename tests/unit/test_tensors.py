@@ -9,7 +9,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.v1.tensor_pb2 import DTYPE_FLOAT32, NamedTensor, Tensor, TensorMap
 from veilfed.wire.tensors import from_tensor, map_bytes, parse_map, to_map, to_tensor, unpack_map
 
-DTYPES: list[np.dtype[np.generic]] = [np.dtype("<f4"), np.dtype("<f8"), np.dtype("<i8"), np.dtype("u1")]
+DTYPES: list[np.dtype[np.generic]] = [np.dtype(name) for name in ("<f4", "<f8", "<i8", "u1", "<u8")]
 ANY_ARRAY = st.sampled_from(DTYPES).flatmap(
     lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )

@@ -37,9 +37,7 @@ class Changes(Machine):
         """Asks the institution for its statistics."""
         job, number, model = self._reopen(connection, job_id)
         if number > job.spec.last_round:
-            raise VeilfedError(
-                Code.JOB_ENDED, f"job {job_id}: its institutions agreed to {job.spec.strategy.changes} changes"
-            )
+            raise VeilfedError(Code.JOB_ENDED, f"job {job_id}: its institutions agreed to {job.spec.changes} changes")
         members = self._members(connection, job_id)
         if institution in members:
             raise VeilfedError(Code.INPUT_INVALID, f"{institution} is in job {job_id} already")
@@ -73,9 +71,7 @@ class Changes(Machine):
         job, number, model = self._reopen(connection, job_id)
         with_ridge(job.spec, ridge)
         if number > job.spec.last_round:
-            raise VeilfedError(
-                Code.JOB_ENDED, f"job {job_id}: its institutions agreed to {job.spec.strategy.changes} changes"
-            )
+            raise VeilfedError(Code.JOB_ENDED, f"job {job_id}: its institutions agreed to {job.spec.changes} changes")
         effects = self._fold_again(connection, job, number, model, ridge=ridge)
         self.event(connection, effects, job_id, "ridge_changed", round=number, text=f"{ridge}, by {by}")
         return number, effects

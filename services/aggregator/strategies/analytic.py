@@ -1,7 +1,7 @@
 """AFL and FedCGS at the coordinator: statistics are summed exactly, and one solution gives the classifier."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,13 @@ from aggregator.solve.cholesky import Cholesky
 from aggregator.solve.gaussian import solve_gaussian
 from aggregator.solve.ridge import Spectrum, solve_ridge
 from aggregator.solve.statistics import Double, Statistics, Sums
-from aggregator.statistics_gate import check_noisy_statistics, check_statistics
 from aggregator.strategies.base import Report, Strategy, Update
+from veilfed import wide_ring
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import BIAS, CLASSIFIER, AnalyticSpec, FedcgsStrategy, RidgeSpec
+from veilfed.jobs import BIAS, CLASSIFIER, COUNTS, CROSS, GRAM, AnalyticSpec, FedcgsStrategy, JobSpec, RidgeSpec
+from veilfed.secagg import Words
+from veilfed.secagg.encoding import encoding_for
+from veilfed.updates import check_sums
 from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["Afl", "Analytic", "Fedcgs"]
@@ -22,8 +25,12 @@ __all__ = ["Afl", "Analytic", "Fedcgs"]
 class Analytic(Strategy):
     """Publishes the classifier of the summed statistics, and tells what it was made of."""
 
-    sealed = True
     evaluates_first = False
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec)
+        # A sum is not kept: a change would give another, and the difference of the two.
+        self.sealed = spec.secure_aggregation is None
 
     @property
     def analytic(self) -> AnalyticSpec:
@@ -38,29 +45,44 @@ class Analytic(Strategy):
         shapes, dtype = self.analytic.model_shapes, self.analytic.dtype
         return {name: np.zeros(shape, dtype(name)) for name, shape in shapes.items()}
 
-    def check(self, arrays: Arrays, number: int) -> None:
-        (check_statistics if self.spec.privacy is None else check_noisy_statistics)(arrays, self.analytic)
-
     def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
         """The classifier. Raises VeilfedError(SINGULAR)."""
-        return self._solved(arrays for _, arrays in updates)[1]
+        return self._solved(self._total(arrays for _, arrays in updates))[0]
+
+    def fold_sum(self, total: Words, count: int, number: int, current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
+        statistics = self._summed(encoding_for(self.spec, number).sums(total))
+        model, told, factors = self._solved(statistics)
+        return model, self._card(statistics, told, factors)
+
+    def _summed(self, sums: Mapping[str, Words]) -> Statistics:
+        """Raises VeilfedError(UPDATE_INVALID) for what cannot be sums of samples."""
+        arrays: Arrays = {name: wide_ring.decode(sums[name]) for name in (GRAM, CROSS)}
+        arrays[COUNTS] = sums[COUNTS].view(np.int64)
+        check_sums(arrays, self.analytic, noisy=self.spec.privacy is not None)
+        return self._repaired(Statistics.of(arrays))
 
     def fold_reported(self, updates: Iterable[Update], current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
-        total, model, solution, factors = self._solved(arrays for _, _, arrays in updates)
-        return model, self._report(total, model, solution, factors, updates)
+        total = self._total(arrays for _, _, arrays in updates)
+        model, told, factors = self._solved(total)
+        return model, self._report(total, told, factors, updates)
 
-    def _solved(self, updates: Iterable[Arrays]) -> tuple[Statistics, Arrays, dict[str, Any], Cholesky]:
+    def _total(self, updates: Iterable[Arrays]) -> Statistics:
         classes, dimension = self.analytic.classifier_shape
         sums = Sums(dimension, classes)
         for arrays in updates:
             sums.add(arrays)
-        total = sums.total() if self.spec.privacy is None else sums.total().repaired()
+        return self._repaired(sums.total())
+
+    def _repaired(self, total: Statistics) -> Statistics:
+        return total if self.spec.privacy is None else total.repaired()
+
+    def _solved(self, total: Statistics) -> tuple[Arrays, dict[str, Any], Cholesky]:
         model, told, factors = self.solve(total)
         published: Arrays = {}
         for name, tensor in model.items():
             tensor[total.counts < self.analytic.min_class_count] = 0
             published[name] = tensor
-        return total, published, told, factors
+        return published, told, factors
 
     @abstractmethod
     def solve(self, total: Statistics) -> tuple[dict[str, Double], dict[str, Any], Cholesky]:
@@ -69,14 +91,22 @@ class Analytic(Strategy):
         Raises VeilfedError(SINGULAR).
         """
 
-    def _report(
-        self, total: Statistics, model: Arrays, told: dict[str, Any], factors: Cholesky, updates: Iterable[Update]
-    ) -> Report:
-        """The model card: what the model was made of, and what each institution brought.
+    def _card(self, total: Statistics, told: dict[str, Any], factors: Cholesky) -> dict[str, Any]:
+        """What the model was made of. Lists named class_ have a value for each class."""
+        return {
+            "method": self.analytic.name,
+            "samples": total.samples,
+            "condition": factors.condition,
+            **told,
+            "class_samples": total.counts.tolist(),
+            "class_published": (total.counts >= self.analytic.min_class_count).tolist(),
+        }
+
+    def _report(self, total: Statistics, told: dict[str, Any], factors: Cholesky, updates: Iterable[Update]) -> Report:
+        """The model card, with what each institution brought.
 
         An institution's `share` is tr(M^-1 R_k) / tr(M^-1 R) with the matrix M that was solved: the part of the fit's
-        degrees of freedom that its samples account for. The shares sum to 1. Lists named class_ have a value for each
-        class.
+        degrees of freedom that its samples account for. The shares sum to 1.
         """
         inverse = factors.solve(np.eye(len(total.gram)))
         whole, holders = float(np.vdot(inverse, total.gram)), np.zeros(len(total.counts), np.int64)
@@ -94,16 +124,8 @@ class Analytic(Strategy):
                     "share": _short(share),
                 }
             )
-        return {
-            "method": self.analytic.name,
-            "samples": total.samples,
-            "condition": factors.condition,
-            **told,
-            "class_samples": total.counts.tolist(),
-            "class_institutions": holders.tolist(),
-            "class_published": (total.counts >= self.analytic.min_class_count).tolist(),
-            "institutions": institutions,
-        }
+        card = self._card(total, told, factors)
+        return {**card, "class_institutions": holders.tolist(), "institutions": institutions}
 
 
 def _short(value: float) -> float:

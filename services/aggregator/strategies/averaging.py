@@ -4,15 +4,18 @@ w_g <- sum_i weight_i w_g^i / sum_i weight_i
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.strategies.base import Strategy
+from aggregator.strategies.base import Report, Strategy
 from veilfed import ring
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import TRANSFORM
+from veilfed.secagg import Words
+from veilfed.secagg.encoding import WEIGHT, encoding_for
+from veilfed.updates import check_parameters
 from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["AllGlobal", "Averaging"]
@@ -38,10 +41,32 @@ class Averaging(Strategy):
             for name, total in totals.items():
                 _accumulate(total, arrays[name].reshape(-1), weight, bits)
             ring.add(weights, ring.encode(np.asarray(weight, dtype=np.float64), bits))
+        return self._with_fixed(self._means(totals, weights), current)
+
+    def fold_sum(self, total: Words, count: int, number: int, current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
+        sums = encoding_for(self.spec, number).sums(total)
+        weights = sums.pop(WEIGHT)
+        self._check_weights(float(ring.decode(weights, self.spec.fold.fraction_bits)), count)
+        means = self._means({name: part.reshape(-1) for name, part in sums.items()}, weights)
+        check_parameters(means, self.shapes, self.spec)  # a mean is within the limits of each
+        return self._with_fixed(means, current), {}
+
+    def _check_weights(self, weights: float, count: int) -> None:
+        """Raises VeilfedError(UPDATE_INVALID) unless so many updates can have weights of this sum."""
+        uniform = self.spec.strategy.weighting == "uniform"
+        if not (weights == count if uniform else 0 < weights <= count * self.spec.fold.max_weight):
+            raise VeilfedError(Code.UPDATE_INVALID, f"the weights of {count} updates cannot have the sum {weights:g}")
+
+    def _means(self, totals: Mapping[str, ring.Ring], weights: ring.Ring) -> Arrays:
+        """Of flat sums. Raises VeilfedError(INPUT_INVALID) when the weights sum to zero."""
+        bits = self.spec.fold.fraction_bits
         divisor = float(ring.decode(weights, bits))
         if divisor <= 0:
             raise VeilfedError(Code.INPUT_INVALID, "nothing to average: the weights sum to zero")
-        means: Arrays = {name: _mean(totals[name], divisor, bits).reshape(shape) for name, shape in self.shapes.items()}
+        return {name: _mean(totals[name], divisor, bits).reshape(shape) for name, shape in self.shapes.items()}
+
+    def _with_fixed(self, means: Arrays, current: Callable[[], Arrays]) -> Arrays:
+        """With the tensors of the model that no update has."""
         fixed = self.spec.strategy.model_shapes.keys() - self.shapes.keys()
         return means | {name: current()[name] for name in sorted(fixed)}
 

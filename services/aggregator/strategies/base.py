@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator import gate
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import CLASSIFIER, JobSpec, Shapes, StrategySpec, TrainedSpec, payload_bytes
+from veilfed.secagg import Words
+from veilfed.secagg.encoding import encoding_for
+from veilfed.updates import check_update
 from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["Report", "Strategy", "Update"]
@@ -38,9 +40,13 @@ class Strategy(ABC):
 
     @property
     def model_bytes(self) -> int:
-        """Bound on the bytes of a model, and of an update, as a serialised TensorMap."""
+        """Bound on the bytes of a model, and of an update, masked or not, as a serialised TensorMap."""
         strategy = self.spec.strategy
-        return max(_bytes(strategy, strategy.model_shapes), _bytes(strategy, self.shapes))
+        plain = max(_bytes(strategy, strategy.model_shapes), _bytes(strategy, self.shapes))
+        if self.spec.secure_aggregation is None:
+            return plain
+        masked = max(8 * encoding_for(self.spec, number).form.words for number in (0, self.spec.rounds - 1))
+        return max(plain, masked + 256)
 
     def initial(self, class_vectors: Array | None = None) -> Arrays:
         """Model 0. `class_vectors` [K, d] where the job says `initial: class_vectors`, else None.
@@ -69,7 +75,7 @@ class Strategy(ABC):
 
     def check(self, arrays: Arrays, number: int) -> None:
         """The update gate for the tensors of an update of a round. Raises VeilfedError(UPDATE_INVALID)."""
-        gate.check_parameters(arrays, self.shapes, self.spec)
+        check_update(arrays, self.spec, number)
 
     @abstractmethod
     def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
@@ -77,6 +83,14 @@ class Strategy(ABC):
 
         The result is the same, bit for bit, in every order of the updates.
         """
+
+    def fold_sum(self, total: Words, count: int, number: int, current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
+        """The next model, of the sum of the vectors of `count` institutions (veilfed.secagg.encoding).
+
+        The same, bit for bit, as `fold` makes of their updates. The sum is all that can be checked. Raises
+        VeilfedError(UPDATE_INVALID) for one that no updates can have, and what `fold` raises.
+        """
+        raise NotImplementedError  # a job of such a method is refused by its specification
 
     def fold_reported(self, updates: Iterable[Update], current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
         """The next model as `fold`, and what is to be told of it. `updates` may be gone through several times."""

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator import gate
-from aggregator.statistics_gate import check_counts, check_statistics
 from aggregator.strategies.analytic import Afl
 from aggregator.strategies.base import Report, Update
 from veilfed import wide_ring
-from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import COUNTS, FIRST_PROMPTS, FLOAT32, GRAM, PROMPTS, FedopalStrategy, JobSpec
+from veilfed.jobs import COUNTS, FIRST_PROMPTS, GRAM, PROMPTS, FedopalStrategy, JobSpec
+from veilfed.secagg import Words
+from veilfed.secagg.encoding import WEIGHT, encoding_for, prompt_weight
 from veilfed.wire.tensors import Array, Arrays
 
 __all__ = ["Fedopal"]
@@ -34,33 +33,13 @@ class Fedopal(Afl):
         assert isinstance(spec.strategy, FedopalStrategy)  # noqa: S101  for mypy: the registry sees to it
         self._strategy = spec.strategy
         # Statistics with the mean prompt cannot be changed afterwards: the prompt would be another.
-        self.sealed = not self._strategy.reextract
+        self.sealed = self.sealed and not self._strategy.reextract
 
     def initial(self, class_vectors: Array | None = None) -> Arrays:
         """W = 0, and P_0: standard normal deviates drawn from the job's seed, as prompts are in units of tokens."""
         first = np.random.Generator(np.random.PCG64(self.spec.seed)).standard_normal(self._strategy.prompts_shape)
         drawn = first.astype(np.float32)
         return {**super().initial(class_vectors), PROMPTS: drawn, FIRST_PROMPTS: drawn}
-
-    def check(self, arrays: Arrays, number: int) -> None:
-        shapes = self._strategy.round_shapes(number)
-        gate.check_names(arrays, shapes)
-        if GRAM in shapes:
-            check_statistics({name: arrays[name] for name in self._strategy.statistics_shapes}, self._strategy)
-        else:
-            gate.check_form(COUNTS, arrays[COUNTS], shapes[COUNTS], self._strategy.dtype(COUNTS))
-            check_counts(arrays[COUNTS])
-        if PROMPTS in shapes:
-            self._check_prompts(arrays[PROMPTS], int(arrays[COUNTS].sum()))
-
-    def _check_prompts(self, prompts: Array, samples: int) -> None:
-        gate.check_form(PROMPTS, prompts, self._strategy.prompts_shape, FLOAT32)
-        largest = float(np.abs(prompts.astype(np.float64)).max())
-        if not largest <= self.spec.fold.max_abs or largest * samples >= wide_ring.LARGEST:
-            raise VeilfedError(
-                Code.UPDATE_INVALID,
-                f"{PROMPTS}: not finite, or an element is larger than max_abs ({self.spec.fold.max_abs:g})",
-            )
 
     def fold(self, updates: Iterable[tuple[float, Arrays]], current: Callable[[], Arrays]) -> Arrays:
         """The next model. Raises VeilfedError(SINGULAR)."""
@@ -80,10 +59,23 @@ class Fedopal(Afl):
                     mean.add(arrays)
                 yield arrays
 
-        total, model, told, factors = self._solved(seen())
+        total = self._total(seen())
+        model, told, factors = self._solved(total)
         prompts = start[PROMPTS] if self._strategy.reextract else mean.value(start)
-        report = self._report(total, model, told, factors, updates)
+        report = self._report(total, told, factors, updates)
         return {**model, PROMPTS: prompts, FIRST_PROMPTS: start[FIRST_PROMPTS]}, report
+
+    def fold_sum(self, total: Words, count: int, number: int, current: Callable[[], Arrays]) -> tuple[Arrays, Report]:
+        start, sums = current(), encoding_for(self.spec, number).sums(total)
+        prompts = start[PROMPTS].astype(np.float32)
+        if PROMPTS in sums:
+            prompts = _mean_prompts(sums[PROMPTS], int(sums[WEIGHT].view(np.int64)), start)
+        if GRAM not in sums:
+            return {**start, PROMPTS: prompts}, {}
+        statistics = self._summed(sums)
+        model, told, factors = self._solved(statistics)
+        published = {**model, PROMPTS: prompts, FIRST_PROMPTS: start[FIRST_PROMPTS]}
+        return published, self._card(statistics, told, factors)
 
 
 def _has_statistics(updates: Iterable[Update]) -> bool:
@@ -95,19 +87,22 @@ class _Mean:
     """The mean of the prompts of updates that have passed the gate."""
 
     def __init__(self, strategy: FedopalStrategy) -> None:
-        self._by_samples = strategy.prompt_weighting == "samples"
+        self._strategy = strategy
         self._sum = wide_ring.Total(strategy.prompts_shape)
         self._weight = 0
 
     def add(self, arrays: Arrays) -> None:
-        samples = int(arrays[COUNTS].sum())
-        weight = samples if self._by_samples else min(samples, 1)
+        weight = prompt_weight(self._strategy, arrays[COUNTS])
         if weight:
             self._sum.add(arrays[PROMPTS].astype(np.float64) * weight)
             self._weight += weight
 
     def value(self, start: Arrays) -> Float:
         """float32 [M, D]; P_0 where nobody has samples."""
-        if not self._weight:
-            return start[FIRST_PROMPTS].astype(np.float32)
-        return (wide_ring.decode(self._sum.ring()) / self._weight).astype(np.float32)
+        return _mean_prompts(self._sum.ring(), self._weight, start)
+
+
+def _mean_prompts(total: wide_ring.WideRing, weight: int, start: Arrays) -> Float:
+    if not weight:
+        return start[FIRST_PROMPTS].astype(np.float32)
+    return (wide_ring.decode(total) / weight).astype(np.float32)

@@ -10,7 +10,7 @@ from veilfed.jobs.analytic import BIAS, COUNTS, CROSS, GRAM, AflStrategy, Analyt
 from veilfed.jobs.base import CLASSIFIER, FLOAT32, Shapes, StrategySpec, TrainedSpec, payload_bytes
 from veilfed.jobs.fedopal import FIRST_PROMPTS, PROMPTS, FedopalStrategy
 from veilfed.jobs.privacy import Privacy, SamplePrivacy, StatisticsPrivacy, UpdatePrivacy
-from veilfed.jobs.spec import PRIVACY_MODES, Cohort, Fold, JobSpec, parse_job
+from veilfed.jobs.spec import PRIVACY_MODES, Cohort, Fold, JobSpec, SecureAggregation, parse_job
 from veilfed.jobs.strategies import (
     ATTENTION_IN,
     ATTENTION_OUT,
@@ -60,6 +60,7 @@ __all__ = [
     "Privacy",
     "RidgeSpec",
     "SamplePrivacy",
+    "SecureAggregation",
     "Shapes",
     "StatisticsPrivacy",
     "Strategy",

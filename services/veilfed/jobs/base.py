@@ -65,6 +65,11 @@ class StrategySpec(Strict):
         """How often a job that has ended may be changed, see JobSpec.last_round."""
         return 0
 
+    @property
+    def sums(self) -> bool:
+        """Whether the sum of the updates is all that the next model needs, as secure aggregation gives it."""
+        return True
+
 
 class TrainedSpec(StrategySpec):
     """A method that is trained by steps of Adam."""

@@ -14,7 +14,7 @@ from veilfed.jobs.privacy import Privacy, UpdatePrivacy
 from veilfed.jobs.strategies import Strategy, StrategyName
 from veilfed.privacy import MAX_DEVIATION, Release
 
-__all__ = ["PRIVACY_MODES", "Cohort", "Fold", "JobSpec", "parse_job"]
+__all__ = ["PRIVACY_MODES", "Cohort", "Fold", "JobSpec", "SecureAggregation", "parse_job"]
 
 # The strategies that can be had with each mode of privacy. Others send something that its noise does not cover.
 PRIVACY_MODES: dict[str, tuple[StrategyName, ...]] = {
@@ -24,6 +24,9 @@ PRIVACY_MODES: dict[str, tuple[StrategyName, ...]] = {
 }
 
 MAX_COHORT = 10_000
+# With secure aggregation: of a sum of two, each of the two knows the other's part; and the keys of all are one message.
+LEAST_MASKED = 3
+MAX_MASKED = 2000
 
 Name = Annotated[str, Field(pattern=rf"^{LABEL}$")]
 
@@ -53,6 +56,14 @@ class Fold(Strict):
     max_weight: float = Field(1.0, ge=1, le=1e9, description="largest weight of one update")
 
 
+class SecureAggregation(Strict):
+    """Institutions mask what they send, and the aggregator learns the sum alone."""
+
+    phase_seconds: float = Field(
+        60, gt=0, le=86_400, description="who is silent for longer in one of the phases is left out of the round"
+    )
+
+
 class JobSpec(Strict):
     """A whole job. Validated on submission, and again by each agent."""
 
@@ -66,6 +77,7 @@ class JobSpec(Strict):
     seed: int = Field(50, ge=0, lt=2**31)
     fold: Fold = Fold()
     privacy: Privacy | None = Field(None, description="noise that the institutions add; without it, none")
+    secure_aggregation: SecureAggregation | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -83,6 +95,8 @@ class JobSpec(Strict):
             raise ValueError(
                 "the ring could overflow: clients x max_weight x max_abs x 2^fraction_bits must stay below 2^63"
             )
+        if self.secure_aggregation is not None:
+            self._check_masked()
         return self
 
     @model_validator(mode="after")
@@ -115,6 +129,24 @@ class JobSpec(Strict):
         epochs = self.strategy.epochs if isinstance(self.strategy, TrainedSpec) else 1
         return None if self.privacy is None else self.privacy.release(epochs)
 
+    def _check_masked(self) -> None:
+        if not self.strategy.sums:
+            raise ValueError(f"secure_aggregation: {self.strategy.name} needs more than a sum of the updates")
+        if self.quorum < LEAST_MASKED:
+            raise ValueError(f"secure_aggregation: quorum must be at least {LEAST_MASKED}")
+        if len(self.cohort.train) > MAX_MASKED:
+            raise ValueError(f"secure_aggregation: at most {MAX_MASKED} training institutions")
+
+    @property
+    def sends_plain(self) -> bool:
+        """Whether updates have tensors in them; with secure aggregation what is trained follows under masks."""
+        return bool(self.strategy.update_shapes) and self.secure_aggregation is None
+
+    @property
+    def changes(self) -> int:
+        """How often the job may be changed after its end: two sums over other institutions would tell their parts."""
+        return 0 if self.secure_aggregation is not None else self.strategy.changes
+
     @property
     def last_round(self) -> int:
         """The last round that there may ever be.
@@ -122,7 +154,7 @@ class JobSpec(Strict):
         Training rounds 0 to rounds - 1 and a closing evaluation are one turn of rounds + 1. A job that has ended may be
         changed so often as its strategy says; each change is one more turn.
         """
-        return (self.strategy.changes + 1) * (self.rounds + 1) - 1
+        return (self.changes + 1) * (self.rounds + 1) - 1
 
     def closes(self, number: int) -> bool:
         """Whether a round is the closing evaluation of its turn."""

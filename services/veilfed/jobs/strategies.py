@@ -77,6 +77,10 @@ class AllLocalStrategy(OrthogonalSpec):
     def update_shapes(self) -> Shapes:
         return {}
 
+    @property
+    def sums(self) -> bool:
+        return False
+
 
 class AllGlobalStrategy(OrthogonalSpec):
     """FEDOT without anything private: the transform is averaged like the classifier, so it leaves the institutions."""
@@ -145,6 +149,10 @@ class FedghStrategy(OrthogonalSpec):
     @property
     def update_shapes(self) -> Shapes:
         return {MEANS: self.classifier_shape}
+
+    @property
+    def sums(self) -> bool:
+        return False
 
 
 Strategy = Annotated[

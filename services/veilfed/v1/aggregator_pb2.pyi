@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from veilfed.v1 import secagg_pb2 as _secagg_pb2
 from veilfed.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -109,6 +110,7 @@ class WorkRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
@@ -116,6 +118,8 @@ class WorkRequest(_message.Message):
     def update(self) -> Global___Update: ...
     @_builtins.property
     def refusal(self) -> Global___TaskRefusal: ...
+    @_builtins.property
+    def mask(self) -> _secagg_pb2.MaskAnswer: ...
     def __init__(
         self,
         *,
@@ -123,12 +127,13 @@ class WorkRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         update: Global___Update | None = ...,
         refusal: Global___TaskRefusal | None = ...,
+        mask: _secagg_pb2.MaskAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "refusal", b"refusal", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "mask", b"mask", "refusal", b"refusal", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "refusal", b"refusal", "session", b"session", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "mask", b"mask", "refusal", b"refusal", "session", b"session", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["heartbeat", "update", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["heartbeat", "update", "refusal", "mask"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -349,6 +354,7 @@ class WorkResponse(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     RECEIPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def task(self) -> Global___Task: ...
@@ -356,6 +362,8 @@ class WorkResponse(_message.Message):
     def rejection(self) -> Global___Rejection: ...
     @_builtins.property
     def ended(self) -> Global___TaskEnded: ...
+    @_builtins.property
+    def mask(self) -> _secagg_pb2.MaskRequest: ...
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Receipt]:
         """With a body or without: receipts wait a moment for a message that goes anyway."""
@@ -366,13 +374,14 @@ class WorkResponse(_message.Message):
         task: Global___Task | None = ...,
         rejection: Global___Rejection | None = ...,
         ended: Global___TaskEnded | None = ...,
+        mask: _secagg_pb2.MaskRequest | None = ...,
         receipts: _abc.Iterable[Global___Receipt] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "mask", b"mask", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "receipts", b"receipts", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "ended", b"ended", "mask", b"mask", "receipts", b"receipts", "rejection", b"rejection", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["task", "rejection", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["task", "rejection", "ended", "mask"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -855,7 +864,7 @@ class RoundDetail(_message.Message):
     CLIENTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     state: _builtins.str
-    """"pending", "open", "folding", "published", "failed" or "cancelled"."""
+    """"pending", "open", "masking", "folding", "published", "failed" or "cancelled"."""
     model_sha256: _builtins.str
     """The model that the round started from; empty while pending."""
     published_sha256: _builtins.str

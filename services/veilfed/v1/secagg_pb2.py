@@ -22,35 +22,44 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from veilfed.v1 import tensor_pb2 as veilfed_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17veilfed/v1/secagg.proto\x12\nveilfed.v1\"_\n\rAdvertisement\x12\x10\n\x08mask_key\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x04 \x01(\x0c\"B\n\rMaskingCohort\x12\x31\n\x0e\x61\x64vertisements\x18\x01 \x03(\x0b\x32\x19.veilfed.v1.Advertisement\"E\n\x06Shares\x12\x12\n\ncommitment\x18\x01 \x01(\x0c\x12\'\n\x06shares\x18\x02 \x03(\x0b\x32\x17.veilfed.v1.SealedShare\"-\n\x0bSealedShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"D\n\x08\x44\x65livery\x12\x0f\n\x07members\x18\x01 \x03(\r\x12\'\n\x06shares\x18\x02 \x03(\x0b\x32\x17.veilfed.v1.SealedShare\"\x1c\n\tSurvivors\x12\x0f\n\x07members\x18\x01 \x03(\r\"!\n\x0c\x43onfirmation\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"0\n\x0b\x43onfirmedBy\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"?\n\rConfirmations\x12.\n\rconfirmations\x18\x01 \x03(\x0b\x32\x17.veilfed.v1.ConfirmedBy\"]\n\x06Reveal\x12)\n\nself_masks\x18\x01 \x03(\x0b\x32\x15.veilfed.v1.OpenShare\x12(\n\tmask_keys\x18\x02 \x03(\x0b\x32\x15.veilfed.v1.OpenShare\"*\n\tOpenShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\r\n\x05share\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17veilfed/v1/secagg.proto\x12\nveilfed.v1\x1a\x17veilfed/v1/tensor.proto\"_\n\rAdvertisement\x12\x10\n\x08mask_key\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x04 \x01(\x0c\"B\n\rMaskingCohort\x12\x31\n\x0e\x61\x64vertisements\x18\x01 \x03(\x0b\x32\x19.veilfed.v1.Advertisement\"E\n\x06Shares\x12\x12\n\ncommitment\x18\x01 \x01(\x0c\x12\'\n\x06shares\x18\x02 \x03(\x0b\x32\x17.veilfed.v1.SealedShare\"-\n\x0bSealedShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"D\n\x08\x44\x65livery\x12\x0f\n\x07members\x18\x01 \x03(\r\x12\'\n\x06shares\x18\x02 \x03(\x0b\x32\x17.veilfed.v1.SealedShare\"\x1c\n\tSurvivors\x12\x0f\n\x07members\x18\x01 \x03(\r\"!\n\x0c\x43onfirmation\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"0\n\x0b\x43onfirmedBy\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"?\n\rConfirmations\x12.\n\rconfirmations\x18\x01 \x03(\x0b\x32\x17.veilfed.v1.ConfirmedBy\"]\n\x06Reveal\x12)\n\nself_masks\x18\x01 \x03(\x0b\x32\x15.veilfed.v1.OpenShare\x12(\n\tmask_keys\x18\x02 \x03(\x0b\x32\x15.veilfed.v1.OpenShare\"*\n\tOpenShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\r\n\x05share\x18\x02 \x01(\x0c\"\xa7\x02\n\x0bMaskRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12)\n\x05start\x18\x04 \x01(\x0b\x32\x18.veilfed.v1.MaskingStartH\x00\x12+\n\x06\x63ohort\x18\x05 \x01(\x0b\x32\x19.veilfed.v1.MaskingCohortH\x00\x12(\n\x08\x64\x65livery\x18\x06 \x01(\x0b\x32\x14.veilfed.v1.DeliveryH\x00\x12*\n\tsurvivors\x18\x07 \x01(\x0b\x32\x15.veilfed.v1.SurvivorsH\x00\x12\x32\n\rconfirmations\x18\x08 \x01(\x0b\x32\x19.veilfed.v1.ConfirmationsH\x00\x42\x06\n\x04\x62ody\"\x0e\n\x0cMaskingStart\"\xf6\x02\n\nMaskAnswer\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x32\n\radvertisement\x18\x04 \x01(\x0b\x32\x19.veilfed.v1.AdvertisementH\x00\x12$\n\x06shares\x18\x05 \x01(\x0b\x32\x12.veilfed.v1.SharesH\x00\x12(\n\x07tensors\x18\x06 \x01(\x0b\x32\x15.veilfed.v1.TensorMapH\x00\x12(\n\x08\x61rtifact\x18\x07 \x01(\x0b\x32\x14.veilfed.v1.ArtifactH\x00\x12\x30\n\x0c\x63onfirmation\x18\x08 \x01(\x0b\x32\x18.veilfed.v1.ConfirmationH\x00\x12$\n\x06reveal\x18\t \x01(\x0b\x32\x12.veilfed.v1.RevealH\x00\x12*\n\x07refusal\x18\n \x01(\x0b\x32\x17.veilfed.v1.MaskRefusalH\x00\x42\x06\n\x04\x62ody\"+\n\x0bMaskRefusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'veilfed.v1.secagg_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADVERTISEMENT']._serialized_start=39
-  _globals['_ADVERTISEMENT']._serialized_end=134
-  _globals['_MASKINGCOHORT']._serialized_start=136
-  _globals['_MASKINGCOHORT']._serialized_end=202
-  _globals['_SHARES']._serialized_start=204
-  _globals['_SHARES']._serialized_end=273
-  _globals['_SEALEDSHARE']._serialized_start=275
-  _globals['_SEALEDSHARE']._serialized_end=320
-  _globals['_DELIVERY']._serialized_start=322
-  _globals['_DELIVERY']._serialized_end=390
-  _globals['_SURVIVORS']._serialized_start=392
-  _globals['_SURVIVORS']._serialized_end=420
-  _globals['_CONFIRMATION']._serialized_start=422
-  _globals['_CONFIRMATION']._serialized_end=455
-  _globals['_CONFIRMEDBY']._serialized_start=457
-  _globals['_CONFIRMEDBY']._serialized_end=505
-  _globals['_CONFIRMATIONS']._serialized_start=507
-  _globals['_CONFIRMATIONS']._serialized_end=570
-  _globals['_REVEAL']._serialized_start=572
-  _globals['_REVEAL']._serialized_end=665
-  _globals['_OPENSHARE']._serialized_start=667
-  _globals['_OPENSHARE']._serialized_end=709
+  _globals['_ADVERTISEMENT']._serialized_start=64
+  _globals['_ADVERTISEMENT']._serialized_end=159
+  _globals['_MASKINGCOHORT']._serialized_start=161
+  _globals['_MASKINGCOHORT']._serialized_end=227
+  _globals['_SHARES']._serialized_start=229
+  _globals['_SHARES']._serialized_end=298
+  _globals['_SEALEDSHARE']._serialized_start=300
+  _globals['_SEALEDSHARE']._serialized_end=345
+  _globals['_DELIVERY']._serialized_start=347
+  _globals['_DELIVERY']._serialized_end=415
+  _globals['_SURVIVORS']._serialized_start=417
+  _globals['_SURVIVORS']._serialized_end=445
+  _globals['_CONFIRMATION']._serialized_start=447
+  _globals['_CONFIRMATION']._serialized_end=480
+  _globals['_CONFIRMEDBY']._serialized_start=482
+  _globals['_CONFIRMEDBY']._serialized_end=530
+  _globals['_CONFIRMATIONS']._serialized_start=532
+  _globals['_CONFIRMATIONS']._serialized_end=595
+  _globals['_REVEAL']._serialized_start=597
+  _globals['_REVEAL']._serialized_end=690
+  _globals['_OPENSHARE']._serialized_start=692
+  _globals['_OPENSHARE']._serialized_end=734
+  _globals['_MASKREQUEST']._serialized_start=737
+  _globals['_MASKREQUEST']._serialized_end=1032
+  _globals['_MASKINGSTART']._serialized_start=1034
+  _globals['_MASKINGSTART']._serialized_end=1048
+  _globals['_MASKANSWER']._serialized_start=1051
+  _globals['_MASKANSWER']._serialized_end=1425
+  _globals['_MASKREFUSAL']._serialized_start=1427
+  _globals['_MASKREFUSAL']._serialized_end=1470
 # @@protoc_insertion_point(module_scope)

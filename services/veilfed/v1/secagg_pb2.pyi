@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from veilfed.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -291,3 +292,157 @@ class OpenShare(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenShare: _TypeAlias = OpenShare  # noqa: Y015
+
+@_typing.final
+class MaskRequest(_message.Message):
+    """Down the work stream: what an institution is asked for in one phase of one attempt at a round. It has trained and
+    said so by an Update without parameters.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    COHORT_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    CONFIRMATIONS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    round: _builtins.int
+    attempt: _builtins.int
+    """From 0; higher after an attempt for which too few have answered."""
+    @_builtins.property
+    def start(self) -> Global___MaskingStart: ...
+    @_builtins.property
+    def cohort(self) -> Global___MaskingCohort: ...
+    @_builtins.property
+    def delivery(self) -> Global___Delivery: ...
+    @_builtins.property
+    def survivors(self) -> Global___Survivors: ...
+    @_builtins.property
+    def confirmations(self) -> Global___Confirmations: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        start: Global___MaskingStart | None = ...,
+        cohort: Global___MaskingCohort | None = ...,
+        delivery: Global___Delivery | None = ...,
+        survivors: Global___Survivors | None = ...,
+        confirmations: Global___Confirmations | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "cohort", b"cohort", "confirmations", b"confirmations", "delivery", b"delivery", "start", b"start", "survivors", b"survivors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "cohort", b"cohort", "confirmations", b"confirmations", "delivery", b"delivery", "job_id", b"job_id", "round", b"round", "start", b"start", "survivors", b"survivors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "cohort", "delivery", "survivors", "confirmations"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___MaskRequest: _TypeAlias = MaskRequest  # noqa: Y015
+
+@_typing.final
+class MaskingStart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskingStart: _TypeAlias = MaskingStart  # noqa: Y015
+
+@_typing.final
+class MaskAnswer(_message.Message):
+    """Up the work stream. The request before which each belongs: start, cohort, delivery (tensors or artifact),
+    survivors, confirmations; a refusal to any.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ADVERTISEMENT_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    ARTIFACT_FIELD_NUMBER: _builtins.int
+    CONFIRMATION_FIELD_NUMBER: _builtins.int
+    REVEAL_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    round: _builtins.int
+    attempt: _builtins.int
+    @_builtins.property
+    def advertisement(self) -> Global___Advertisement: ...
+    @_builtins.property
+    def shares(self) -> Global___Shares: ...
+    @_builtins.property
+    def tensors(self) -> _tensor_pb2.TensorMap:
+        """One tensor "masked", uint64: the masked vector."""
+
+    @_builtins.property
+    def artifact(self) -> _tensor_pb2.Artifact: ...
+    @_builtins.property
+    def confirmation(self) -> Global___Confirmation: ...
+    @_builtins.property
+    def reveal(self) -> Global___Reveal: ...
+    @_builtins.property
+    def refusal(self) -> Global___MaskRefusal: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        advertisement: Global___Advertisement | None = ...,
+        shares: Global___Shares | None = ...,
+        tensors: _tensor_pb2.TensorMap | None = ...,
+        artifact: _tensor_pb2.Artifact | None = ...,
+        confirmation: Global___Confirmation | None = ...,
+        reveal: Global___Reveal | None = ...,
+        refusal: Global___MaskRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advertisement", b"advertisement", "artifact", b"artifact", "body", b"body", "confirmation", b"confirmation", "refusal", b"refusal", "reveal", b"reveal", "shares", b"shares", "tensors", b"tensors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertisement", b"advertisement", "artifact", b"artifact", "attempt", b"attempt", "body", b"body", "confirmation", b"confirmation", "job_id", b"job_id", "refusal", b"refusal", "reveal", b"reveal", "round", b"round", "shares", b"shares", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["advertisement", "shares", "tensors", "artifact", "confirmation", "reveal", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___MaskAnswer: _TypeAlias = MaskAnswer  # noqa: Y015
+
+@_typing.final
+class MaskRefusal(_message.Message):
+    """The institution takes no further part in the round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """Code of the error catalogue, such as "COHORT_INVALID"."""
+    reason: _builtins.str
+    """For people; nothing private."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskRefusal: _TypeAlias = MaskRefusal  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17veilfed/v1/tensor.proto\x12\nveilfed.v1\"G\n\x06Tensor\x12 \n\x05\x64type\x18\x01 \x01(\x0e\x32\x11.veilfed.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\x0bNamedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.veilfed.v1.Tensor\"5\n\tTensorMap\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.veilfed.v1.NamedTensor\"(\n\x08\x41rtifact\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04*f\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x0f\n\x0b\x44TYPE_INT64\x10\x03\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17veilfed/v1/tensor.proto\x12\nveilfed.v1\"G\n\x06Tensor\x12 \n\x05\x64type\x18\x01 \x01(\x0e\x32\x11.veilfed.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\x0bNamedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.veilfed.v1.Tensor\"5\n\tTensorMap\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.veilfed.v1.NamedTensor\"(\n\x08\x41rtifact\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04*x\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x0f\n\x0b\x44TYPE_INT64\x10\x03\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x04\x12\x10\n\x0c\x44TYPE_UINT64\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'veilfed.v1.tensor_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DTYPE']._serialized_start=274
-  _globals['_DTYPE']._serialized_end=376
+  _globals['_DTYPE']._serialized_end=394
   _globals['_TENSOR']._serialized_start=39
   _globals['_TENSOR']._serialized_end=110
   _globals['_NAMEDTENSOR']._serialized_start=112

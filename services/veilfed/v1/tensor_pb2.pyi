@@ -30,6 +30,7 @@ class _DTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DType.ValueType
     DTYPE_FLOAT64: _DType.ValueType  # 2
     DTYPE_INT64: _DType.ValueType  # 3
     DTYPE_UINT8: _DType.ValueType  # 4
+    DTYPE_UINT64: _DType.ValueType  # 5
 
 class DType(_DType, metaclass=_DTypeEnumTypeWrapper):
     """The element type of a tensor. All values are little-endian."""
@@ -39,6 +40,7 @@ DTYPE_FLOAT32: DType.ValueType  # 1
 DTYPE_FLOAT64: DType.ValueType  # 2
 DTYPE_INT64: DType.ValueType  # 3
 DTYPE_UINT8: DType.ValueType  # 4
+DTYPE_UINT64: DType.ValueType  # 5
 Global___DType: _TypeAlias = DType  # noqa: Y015
 
 @_typing.final

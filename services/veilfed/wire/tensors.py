@@ -15,6 +15,7 @@ from veilfed.v1.tensor_pb2 import (
     DTYPE_FLOAT64,
     DTYPE_INT64,
     DTYPE_UINT8,
+    DTYPE_UINT64,
     DType,
     Tensor,
     TensorMap,
@@ -33,6 +34,7 @@ _DTYPES: dict[DType.ValueType, np.dtype[np.generic]] = {
     DTYPE_FLOAT64: np.dtype("<f8"),
     DTYPE_INT64: np.dtype("<i8"),
     DTYPE_UINT8: np.dtype("u1"),
+    DTYPE_UINT64: np.dtype("<u8"),
 }
 _NAMES = {dtype: number for number, dtype in _DTYPES.items()}
 
