@@ -10,7 +10,7 @@ from aggregator.engine import Engine
 from aggregator.hub import Stream
 from aggregator.intake import Intake
 from aggregator.rounds import sessions
-from aggregator.rounds.records import Offer
+from aggregator.rounds.records import MaskOffer, Offer
 from aggregator.transfers import Transfers
 from veilfed import protocol
 from veilfed.errors import Code, VeilfedError
@@ -76,6 +76,11 @@ class Coordinator(CoordinatorServicer):
                     response = await self._engine.task(item)
                     response.receipts.extend(stream.receipts())
                     yield response
+                elif isinstance(item, MaskOffer):
+                    asked = await self._engine.masking.request(item, stream.identity.institution)
+                    if asked is not None:
+                        asked.receipts.extend(stream.receipts())
+                        yield asked
                 else:
                     yield item
         finally:
@@ -107,6 +112,8 @@ class Coordinator(CoordinatorServicer):
             await self._engine.heartbeat(stream, request.heartbeat.activity)
         elif body == "update":
             await self._intake.update(stream, request.update)
+        elif body == "mask":
+            await self._engine.masking.answer(stream, request.mask)
         elif body == "refusal":
             await self._intake.refusal(stream, request.refusal)
         else:

@@ -12,13 +12,14 @@ from sqlalchemy import Connection
 
 from aggregator.artifacts import Artifacts, Ref
 from aggregator.hub import Hub, Stream
+from aggregator.masking import Masking
 from aggregator.privacy_report import privacy_report
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
-from aggregator.rounds.changes import Changes
+from aggregator.rounds.masked import Masked
 from aggregator.rounds.records import Effects, Input, Inputs, Live, Offer
 from aggregator.store.database import Database
-from aggregator.strategies import strategy_for, with_ridge
+from aggregator.strategies import Report, strategy_for, with_ridge
 from aggregator.updates import Damaged, Updates
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
@@ -33,7 +34,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
-from veilfed.wire.tensors import Array, digest, map_bytes, parse_map, to_map
+from veilfed.wire.tensors import Array, Arrays, digest, map_bytes, parse_map, to_map
 
 __all__ = ["Engine", "steady_clock"]
 
@@ -44,6 +45,8 @@ Result = TypeVar("Result")
 TICK_SECONDS = 0.2
 RETRY_SECONDS = 5.0
 MAX_CACHED_MODELS = 8
+# What a fold says that never will succeed.
+UNFOLDABLE = frozenset({Code.SINGULAR, Code.UPDATE_INVALID, Code.JOB_FAILED, Code.COHORT_INVALID})
 
 
 def steady_clock() -> Callable[[], int]:
@@ -56,14 +59,22 @@ class Engine:
     """Ties the state machine to the database, the artifacts and the connected agents."""
 
     def __init__(
-        self, database: Database, artifacts: Artifacts, lease_seconds: float, clock: Callable[[], int] | None = None
+        self,
+        database: Database,
+        artifacts: Artifacts,
+        lease_seconds: float,
+        clock: Callable[[], int] | None = None,
+        federation: str = "",
+        bundle_pem: bytes = b"",
     ) -> None:
+        """`bundle_pem` are the roots of `federation`, under which institutions sign their keys of masked rounds."""
         lease_ms = round(lease_seconds * 1000)
         self.clock = clock = clock or steady_clock()
         self.lease_seconds = lease_seconds
-        self.machine = Changes(clock, lease_ms)
+        self.machine = Masked(clock, lease_ms)
         self.hub = Hub(clock, lease_ms)
         self.artifacts = artifacts
+        self.masking = Masking(self, federation, bundle_pem)
         self._database = database
         database.on_doubt = self._doubtful
         # What follows from a commit that failed is lost if it has happened, until the timer has looked.
@@ -177,8 +188,11 @@ class Engine:
         for key, inputs in effects.folds.items():
             if key not in self._folds and not self.stopping:
                 self._folds[key] = asyncio.create_task(self._fold(*key, inputs))
+        for masked in effects.masked:
+            self.spawn(self.masking.begin(masked))
         for job_id in effects.jobs_ended:
             self.machine.forget(job_id)
+            self.masking.forget(job_id)
             self._expected.pop(job_id, None)
             log.info("job ended", job=job_id)
             self._begin_to_tidy(job_id)
@@ -208,6 +222,7 @@ class Engine:
         if self._doubt:
             self._doubt = False
             await self._clean()
+        await self.masking.tick()
 
     # Jobs and agents.
 
@@ -291,6 +306,7 @@ class Engine:
 
         try:
             await self.change(offer)
+            await self.masking.offer(stream)
         except BaseException:
             self.hub.disconnect(stream)
             raise
@@ -352,25 +368,28 @@ class Engine:
             if inputs is None:
                 inputs = await self.run(partial(self.machine.inputs, job_id=job_id, number=number))
             try:
-                model, message, report = await asyncio.to_thread(self._folded, job, number, inputs)
+                folded = await self._folded(job, number, inputs)
             except Damaged as damaged:
                 log.error("updates are damaged", job=job_id, round=number, institutions=damaged.institutions)
                 lost = partial(self.machine.lose, job_id=job_id, number=number, institutions=damaged.institutions)
                 await self.change(lost)
                 return  # the timer folds again what is left
             except VeilfedError as error:
-                if error.code is not Code.SINGULAR:
+                if error.code not in UNFOLDABLE:
                     raise
                 log.error("the round cannot be folded", job=job_id, round=number, error=error.message)
                 text = f"{error.code.name}: {error.message}"
                 await self.change(partial(self.machine.fail_fold, job_id=job_id, number=number, message=text))
                 return
+            if folded is None:
+                return
+            model, message, report = folded
             if message is not None:
                 self._remember(model.sha256, message)
             await self.change_live(
                 lambda connection, live: self.machine.publish(connection, job_id, number, model, live, report)
             )
-            if any(item.parameters is None for item in inputs.updates):
+            if job.spec.secure_aggregation or any(item.parameters is None for item in inputs.updates):
                 await asyncio.to_thread(self.artifacts.drop_updates, job_id, number)
         except Exception as error:  # such as a full disk: the round stays, and is tried again
             log.error("folding failed", job=job_id, round=number, exc_info=error)
@@ -386,18 +405,31 @@ class Engine:
             raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
         return item.parameters
 
-    def _folded(self, job: Job, number: int, inputs: Inputs) -> tuple[Ref, TensorMap | None, str]:
-        """Folds and keeps the next model; gives it itself too if it travels inline, and its report as JSON."""
+    async def _folded(self, job: Job, number: int, inputs: Inputs) -> tuple[Ref, TensorMap | None, str] | None:
+        """Folds and keeps the next model; gives it itself too if it travels inline, and its report as JSON.
+
+        None if the round is not folded any more.
+        """
+        if job.spec.secure_aggregation is None:
+            arrays, report = await asyncio.to_thread(self._fold_plain, job, number, inputs)
+        else:
+            made = await self.masking.fold(job, number)
+            if made is None:
+                return None
+            arrays, report = made
+        if job.spec.privacy is not None:
+            report = {**report, "privacy": privacy_report(job.spec, number)}
+        model = to_map(arrays)
+        data = model.SerializeToString(deterministic=True)
+        ref = await asyncio.to_thread(self.artifacts.put_model, data)
+        return ref, model if ref.size <= INLINE_LIMIT else None, json.dumps(report) if report else ""
+
+    def _fold_plain(self, job: Job, number: int, inputs: Inputs) -> tuple[Arrays, Report]:
         strategy = with_ridge(job.spec, inputs.ridge) if inputs.ridge else job.strategy
         where = None if strategy.sealed else number
         updates = Updates(inputs.updates, partial(self._kept, job.id, where))
         try:
-            arrays, report = strategy.fold_reported(updates, lambda: parse_map(self.artifacts.model(inputs.start)))
+            return strategy.fold_reported(updates, lambda: parse_map(self.artifacts.model(inputs.start)))
         finally:
             if updates.damaged:
                 raise Damaged(sorted(updates.damaged))
-        if job.spec.privacy is not None:
-            report = {**report, "privacy": privacy_report(job.spec, number)}
-        model = to_map(arrays)
-        ref = self.artifacts.put_model(model.SerializeToString(deterministic=True))
-        return ref, model if ref.size <= INLINE_LIMIT else None, json.dumps(report) if report else ""

@@ -3,9 +3,9 @@
 Its tensors are checked by veilfed.updates.
 """
 
-import math
 import re
 
+from veilfed import updates
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import JobSpec
 from veilfed.v1.aggregator_pb2 import Evaluation, LedgerHead, Update
@@ -32,14 +32,7 @@ def check_weight(weight: float, trains: bool, spec: JobSpec) -> None:
         if weight != 0:
             raise _refuse("weight: without parameters it is 0")
         return
-    if not math.isfinite(weight) or weight <= 0:
-        raise _refuse("weight: must be positive and finite")
-    if spec.strategy.weighting == "uniform" and weight != 1:
-        raise _refuse("weight: must be 1 where the weighting is uniform")
-    if weight < 2.0**-spec.fold.fraction_bits:
-        raise _refuse("weight: smaller than the resolution of the fold")
-    if weight > spec.fold.max_weight:
-        raise _refuse(f"weight: larger than max_weight ({spec.fold.max_weight:g})")
+    updates.check_weight(weight, spec)
 
 
 def check_evaluations(update: Update) -> list[Evaluation]:

@@ -5,12 +5,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from aggregator.rounds.records import Live, Offer
+from aggregator.rounds.records import Live, MaskOffer, Offer
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.v1.aggregator_pb2 import Receipt, WorkResponse
 
 __all__ = ["Hub", "Stream"]
+
+# Offers become messages only when they are sent.
+Item = Offer | MaskOffer | WorkResponse
 
 # What may wait for an agent. Who connects is offered the tasks of all its jobs at once; more means that it does not
 # read.
@@ -25,7 +28,7 @@ class Stream:
     def __init__(self, session: str, identity: Identity, now: int) -> None:
         self.session, self.identity = session, identity
         self.last_seen_ms = now
-        self._queue: deque[Offer | WorkResponse] = deque()
+        self._queue: deque[Item] = deque()
         self._changed = asyncio.Event()
         self._closed = False
         self._error: VeilfedError | None = None
@@ -38,7 +41,7 @@ class Stream:
         offer = self._offered.pop(token, None)
         return offer if offer is not None and (offer.job_id, offer.round) == (job_id, number) else None
 
-    def send(self, item: Offer | WorkResponse) -> None:
+    def send(self, item: Item) -> None:
         """Queues; nothing happens after the end. Too much of what is not read ends the stream."""
         if self._closed:
             return
@@ -75,7 +78,7 @@ class Stream:
             self._alarm = None
         return owed
 
-    async def next(self) -> Offer | WorkResponse | None:
+    async def next(self) -> Item | None:
         """What to send next, to an offer's message `receipts` belong; None at an orderly end.
 
         Raises VeilfedError when the stream was closed with one.
@@ -138,11 +141,17 @@ class Hub:
                 found.setdefault(stream.identity.institution, stream.session)
         return found
 
-    def send(self, session: str, item: Offer | WorkResponse) -> None:
+    def send(self, session: str, item: Item) -> None:
         """Nothing happens if the session has no stream: what is open is offered again when it has."""
         stream = self._streams.get(session)
         if stream is not None:
             stream.send(item)
+
+    def send_to(self, institution: str, item: Item) -> None:
+        """To all agents of an institution: one of them has trained, and knows it."""
+        for stream in list(self._streams.values()):
+            if stream.identity.institution == institution:
+                stream.send(item)
 
     @contextmanager
     def watching(self, job_id: str) -> Iterator[asyncio.Event]:

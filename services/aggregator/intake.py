@@ -107,7 +107,7 @@ class Intake:
         evaluations = gate.check_evaluations(update)
         institution, sha256, data = claim.identity.institution, "", None
         arrays = self._parameters(job, institution, update)
-        if trains and job.strategy.shapes:
+        if trains and job.spec.sends_plain:
             if arrays is None:
                 raise VeilfedError(Code.UPDATE_INVALID, "the trained parameters are missing")
             job.strategy.check(arrays, claim.round)

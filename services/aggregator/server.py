@@ -29,11 +29,18 @@ def _credentials(config: AggregatorConfig) -> Credentials:
 @asynccontextmanager
 async def engine(config: AggregatorConfig) -> AsyncIterator[Engine]:
     """The engine, started, for as long as the block lasts."""
+    credentials = _credentials(config)
     artifacts = Artifacts.open(config.artifacts)
     try:
         database = Database(config.database)
         try:
-            made = Engine(database, artifacts, config.lease_seconds)
+            made = Engine(
+                database,
+                artifacts,
+                config.lease_seconds,
+                federation=credentials.identity.federation,
+                bundle_pem=credentials.bundle_pem,
+            )
             try:
                 await made.start()
                 yield made

@@ -12,6 +12,7 @@ from client_agent.clerk import Clerk
 from client_agent.config import AgentConfig
 from client_agent.coordinator_client import JoinRefused, Session, join
 from client_agent.features import Features
+from client_agent.masking import Masker
 from client_agent.oracle_client import zone_roots
 from client_agent.startup import load_agent_credentials, open_gate
 from client_agent.state import StateFolder
@@ -20,6 +21,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 from veilfed.rpc.server import say_ready, stop_requested
 from veilfed.v1.aggregator_pb2 import Rejection, Task, TaskEnded, WorkResponse
+from veilfed.v1.secagg_pb2 import MaskRequest
 
 __all__ = ["Agent", "serve"]
 
@@ -60,6 +62,9 @@ class Agent:
         self._unconfirmed: set[Worker] = set()
         # Jobs for which nothing is to be sent any more, once the queue is empty.
         self._settled: set[str] = set()
+        self._masker = Masker(config, folder, desk.gate)
+        # Answers to masked rounds that are under way, by job.
+        self._masking: dict[asyncio.Task[None], str] = {}
         self._nudge = asyncio.Event()
         self._clerk = Clerk(desk.gate, on_kept=lambda receipt: self._over(receipt.job_id, receipt.token))
 
@@ -78,7 +83,9 @@ class Agent:
                 task.cancel()
             for worker in self._workers.values():
                 worker.cancel()
-            running = [worker.running for worker in self._workers.values()]
+            for masking in self._masking:
+                masking.cancel()
+            running = [*self._masking, *(worker.running for worker in self._workers.values())]
             await asyncio.gather(sessions, stopped, self._clerk.close(), *running, return_exceptions=True)
 
     async def _say_goodbye(self, sessions: "asyncio.Task[None]") -> None:
@@ -171,9 +178,10 @@ class Agent:
     def _settle(self, session: Session) -> None:
         """Lets the gate forget jobs for which nothing is under way."""
         if session.idle:
-            for job_id in self._settled:
+            busy = self._settled & set(self._masking.values())
+            for job_id in self._settled - busy:
                 self._desk.gate.forget(job_id)
-            self._settled = set()
+            self._settled = busy
 
     def _handle(self, response: WorkResponse) -> None:
         for receipt in response.receipts:
@@ -185,6 +193,8 @@ class Agent:
             self._rejected(response.rejection)
         elif kind == "ended":
             self._ended(response.ended)
+        elif kind == "mask":
+            self._mask(response.mask)
 
     def _take(self, task: Task) -> None:
         """Starts work on a task, or goes on with it where it is offered again."""
@@ -206,6 +216,28 @@ class Agent:
             current.cancel()
         log.info("task", job=task.job_id, round=task.round, kind=task.kind)
         self._workers[task.job_id] = Worker(self._desk, folder, task, self._changed)
+
+    def _mask(self, request: MaskRequest) -> None:
+        """Answers a request of a masked round in the background; the job stays open at the gate until then."""
+        session = self._desk.link.session
+        if session is None:
+            return
+        try:
+            self._folder.job(request.job_id)
+        except VeilfedError as error:
+            log.error("masking ignored", code=error.code.name, message=error.message)
+            return
+        answering = asyncio.create_task(self._masker.answer(session, request))
+        self._masking[answering] = request.job_id
+        answering.add_done_callback(self._masked)
+
+    def _masked(self, answering: "asyncio.Task[None]") -> None:
+        job_id = self._masking.pop(answering)
+        if not answering.cancelled() and (error := answering.exception()) is not None:
+            # A defect, or a session that has ended: the round asks again, or goes on without this institution.
+            log.error("masking failed", job=job_id, error=type(error).__name__)
+        if job_id not in self._workers:
+            self._settled.add(job_id)
 
     def _rejected(self, rejection: Rejection) -> None:
         log.warning(
@@ -251,6 +283,7 @@ async def serve(config: AgentConfig) -> None:
             institution=credentials.identity.institution,
             test_fraction=config.test_fraction,
             gate=gate,
+            secure_aggregation=config.secure_aggregation,
             features=Features(config, folder.embeddings, gate),
             arithmetic=arithmetic,
             link=Link(),

@@ -10,10 +10,10 @@ from client_agent.egress.policy import EgressPolicy
 from veilfed.config import Strict
 from veilfed.errors import VeilfedError
 from veilfed.identity.material import TlsFiles
-from veilfed.identity.names import Identity, Role
+from veilfed.identity.names import LABEL, Identity, Role
 from veilfed.packages import default_folder
 
-__all__ = ["AgentConfig", "AggregatorEndpoint", "OracleEndpoint"]
+__all__ = ["AgentConfig", "AggregatorEndpoint", "OracleEndpoint", "SecureAggregationConfig"]
 
 
 def _parse(value: Any) -> Any:
@@ -27,6 +27,7 @@ def _parse(value: Any) -> Any:
 
 
 ServerIdentity = Annotated[Identity, BeforeValidator(_parse)]
+Name = Annotated[str, Field(pattern=rf"^{LABEL}$")]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 
 
@@ -61,6 +62,17 @@ class OracleEndpoint(Strict):
         return self
 
 
+class SecureAggregationConfig(Strict):
+    """With whom this institution adds up what it sends, in jobs with secure aggregation."""
+
+    # Institutions that it knows to be such: the federation's authority could certify others.
+    roster: list[Name] = Field(min_length=1)
+    # Institutions in a sum, this one included, without which it takes no part.
+    min_cohort: int = Field(default=3, ge=2)
+    # Whether jobs without secure aggregation are refused if what they send could be added up.
+    required: bool = False
+
+
 class AgentConfig(Strict):
     """`veilfed agent serve --config FILE`."""
 
@@ -76,6 +88,8 @@ class AgentConfig(Strict):
     # Where `veilfed data fetch` put public data; by default veilfed.packages.default_folder().
     packages: Path | None = None
     policy: EgressPolicy = EgressPolicy()
+    # Without it, jobs with secure aggregation are refused.
+    secure_aggregation: SecureAggregationConfig | None = None
     # Threads of the training's arithmetic.
     threads: int = Field(default=1, ge=1, le=256)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

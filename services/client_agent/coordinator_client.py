@@ -29,6 +29,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.aggregator_pb2_grpc import CoordinatorStub
+from veilfed.v1.secagg_pb2 import MaskAnswer
 from veilfed.v1.tensor_pb2 import Artifact
 from veilfed.wire.tensors import digest
 
@@ -123,6 +124,10 @@ class Session:
     def send(self, update: Update) -> None:
         """Queues an update. Raises VeilfedError(POLICY_DENIED) when the gate would not let it pass."""
         self._send(WorkRequest(session=self._name, update=update))
+
+    def send_mask(self, answer: MaskAnswer) -> None:
+        """Queues a message of secure aggregation. Raises VeilfedError(POLICY_DENIED) as `send`."""
+        self._send(WorkRequest(session=self._name, mask=answer))
 
     def _send(self, request: WorkRequest) -> None:
         if self._closed:

@@ -8,7 +8,8 @@
     state/jobs/ID/round-R.bin    a finished task: what is sent, and the private state after it
     state/jobs/ID/tuning.bin     where a tuning of prompts stands
     state/jobs/ID/sent.bin       of a job in which something is sent once: what that is
-state/jobs/ID/charge.json    the name of a charge to the budget of privacy whose result is not kept yet
+    state/jobs/ID/charge.json    the name of a charge to the budget of privacy whose result is not kept yet
+    state/jobs/ID/masking.bin    of a job with secure aggregation: the secrets of the newest attempt at a round
 
 A finished task is one file that is there whole or not at all. Round r starts from the newest state of an earlier
 round, never from its own result, and its file answers the same task again with the same bytes.
@@ -43,6 +44,7 @@ _ROUND_FILE = re.compile(r"round-([0-9]+)\.bin")
 
 TUNING = "tuning.bin"
 CHARGE = "charge.json"
+MASKING = "masking.bin"
 
 # The newest result, and the state that it started from.
 KEPT_ROUNDS = 2
@@ -223,12 +225,16 @@ class JobFolder:
 
     def sent(self) -> bytes | None:
         """What was kept by `keep_sent`, or None. Raises VeilfedError(STATE_CORRUPT)."""
-        data = self._read("sent.bin")
+        return self._digested("sent.bin")
+
+    def _digested(self, name: str) -> bytes | None:
+        """A file that begins with the digest of the rest."""
+        data = self._read(name)
         if data is None:
             return None
         body = unframed(b"", data)
         if body is None:
-            raise VeilfedError(Code.STATE_CORRUPT, f"{self.path / 'sent.bin'}: not whole")
+            raise VeilfedError(Code.STATE_CORRUPT, f"{self.path / name}: not whole")
         return body
 
     def keep_sent(self, update: bytes) -> None:
@@ -258,6 +264,20 @@ class JobFolder:
     def charged(self) -> None:
         """The result that was charged is kept."""
         (self.path / CHARGE).unlink(missing_ok=True)
+
+    def masking(self) -> bytes | None:
+        """What was kept by `keep_masking`, or None. Raises VeilfedError(STATE_CORRUPT)."""
+        return self._digested(MASKING)
+
+    def keep_masking(self, data: bytes) -> None:
+        """Keeps what this institution must remember of a masked round, before anything is sent that follows from it."""
+        _make_folder(self.path)
+        write_atomic(self.path / MASKING, framed(b"", data))
+
+    @property
+    def spec_sha256(self) -> str:
+        """Of the specification as it was offered. Raises VeilfedError(NOT_FOUND)."""
+        return digest(self._offered())
 
     def purge(self) -> None:
         """Removes everything of this job; what a kill leaves over is removed at the next start."""

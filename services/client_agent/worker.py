@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from client_agent import work
 from client_agent.backoff import Backoff
+from client_agent.config import SecureAggregationConfig
 from client_agent.coordinator_client import Session
 from client_agent.egress import EgressGate
 from client_agent.features import Features
+from client_agent.masking import check_secure, expectation
 from client_agent.prompting import Prompting
 from client_agent.state import Finished, JobFolder
 from client_agent.work import Order, Prepared
@@ -97,6 +99,8 @@ class Desk:
     institution: str
     test_fraction: float
     gate: EgressGate
+    # None where this institution takes part in no job with secure aggregation.
+    secure_aggregation: SecureAggregationConfig | None
     features: Features
     # One thread: computations wait for each other.
     arithmetic: Executor
@@ -183,21 +187,22 @@ class Worker:
             raise VeilfedError(Code.TASK_INVALID, f"round {task.round} is not one that the job has, or not of its kind")
         if trains:
             self._desk.gate.policy.privacy.check_job(spec.privacy)
-        sent = spec.strategy.round_shapes(task.round % (spec.rounds + 1)) if trains else {}
+        check_secure(spec, self._desk.secure_aggregation, self._desk.institution)
         self._desk.gate.expect(
             task.job_id,
-            {name: (shape, spec.strategy.dtype(name)) for name, shape in sent.items()},
+            expectation(spec, task.round % (spec.rounds + 1)) if trains else {},
             rounds=spec.rounds,
             last_round=spec.last_round,
             max_weight=spec.fold.max_weight,
             private=spec.privacy is not None,
+            masked=trains and spec.secure_aggregation is not None,
         )
         model = await self._fetch_model(payload_bytes(spec.strategy, spec.strategy.model_shapes))
         order = Order(task.round, task.kind == TASK_KIND_TRAIN, model, digest(model))
         finished = await asyncio.to_thread(work.known, self._folder, order, self._desk.gate.policy)
         if not isinstance(finished, Finished):
             finished = await self._perform(spec, order)
-        await self._deliver(finished)
+        await self._deliver(spec, finished)
 
     async def _perform(self, spec: JobSpec, order: Order) -> Finished:
         gate, release = self._desk.gate, spec.release
@@ -281,22 +286,24 @@ class Worker:
     async def _compute(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._desk.arithmetic, function)
 
-    async def _deliver(self, finished: Finished) -> None:
+    async def _deliver(self, spec: JobSpec, finished: Finished) -> None:
+        """Sends the update. With secure aggregation what was trained follows under masks (client_agent.masking)."""
         self._act("sending")
+        parameters = finished.update if spec.sends_plain else b""
         session = await self._desk.link.get()
         update = Update(
             job_id=self._task.job_id,
             round=self._task.round,
-            weight=finished.weight,
+            weight=finished.weight if parameters else 0.0,
             evaluations=[
                 Evaluation(name=counts.name, correct=counts.correct, total=counts.total)
                 for counts in finished.evaluations
             ],
         )
-        if len(finished.update) > session.inline_limit:
-            update.artifact.CopyFrom(await session.upload(self._task.job_id, finished.update))
-        elif finished.update:
-            update.tensors.ParseFromString(finished.update)
+        if len(parameters) > session.inline_limit:
+            update.artifact.CopyFrom(await session.upload(self._task.job_id, parameters))
+        elif parameters:
+            update.tensors.ParseFromString(parameters)
         # Last, because the same task may have come again with another token meanwhile.
         update.token = self.token
         session.send(update)

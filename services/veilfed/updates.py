@@ -27,7 +27,14 @@ from veilfed.jobs import (
 )
 from veilfed.wire.tensors import Array, Arrays
 
-__all__ = ["check_noisy_statistics", "check_parameters", "check_statistics", "check_sums", "check_update"]
+__all__ = [
+    "check_noisy_statistics",
+    "check_parameters",
+    "check_statistics",
+    "check_sums",
+    "check_update",
+    "check_weight",
+]
 
 # Elements that are looked at together: they stay in the processor's cache, and are too few for a second thread.
 BLOCK = 2**13
@@ -45,6 +52,18 @@ def check_update(arrays: Arrays, spec: JobSpec, number: int) -> None:
         check_sums(arrays, spec.strategy, noisy=spec.privacy is not None)
     else:
         check_parameters(arrays, spec.strategy.round_shapes(number), spec)
+
+
+def check_weight(weight: float, spec: JobSpec) -> None:
+    """The weight of parameters in their average. Raises VeilfedError(UPDATE_INVALID)."""
+    if not math.isfinite(weight) or weight <= 0:
+        raise _refuse("weight: must be positive and finite")
+    if spec.strategy.weighting == "uniform" and weight != 1:
+        raise _refuse("weight: must be 1 where the weighting is uniform")
+    if weight < 2.0**-spec.fold.fraction_bits:
+        raise _refuse("weight: smaller than the resolution of the fold")
+    if weight > spec.fold.max_weight:
+        raise _refuse(f"weight: larger than max_weight ({spec.fold.max_weight:g})")
 
 
 def _check_names(arrays: Arrays, shapes: Shapes) -> None:

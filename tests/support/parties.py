@@ -77,6 +77,7 @@ class Parties:
         policies: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self.federation, self.folder, self.dimension, self.port = federation, folder, dimension, port
+        self._institutions = list(institutions)
         # The agents' way to the aggregator.
         self.link = link
         # What the policies of some institutions allow; the others allow everything.
@@ -106,6 +107,7 @@ class Parties:
         config = agent_config(self.federation, institution, folder, self.link.address, self._addresses[institution])
         document = yaml.safe_load(config.read_text())
         document["aggregator"]["keepalive_seconds"] = keepalive_seconds
+        document["secure_aggregation"] = {"roster": self._institutions}
         if institution in self._strategies:
             document["policy"]["strategies"] = list(self._strategies[institution])
         document["policy"] |= self._policies.get(institution, {})

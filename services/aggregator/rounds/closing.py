@@ -1,6 +1,6 @@
 """How a round ends: everybody has answered, time is over, or the quorum is out of reach."""
 
-from sqlalchemy import Connection, Update, and_, bindparam, func, select, update
+from sqlalchemy import Connection, Update, and_, bindparam, delete, func, select, update
 
 from aggregator.rounds.book import Book, Job
 from aggregator.rounds.records import (
@@ -14,7 +14,7 @@ from aggregator.rounds.records import (
     RoundState,
     TaskState,
 )
-from aggregator.store.schema import ROUNDS, TASKS, AgentRow, JobRow, RoundRow, TaskRow
+from aggregator.store.schema import ROUNDS, TASKS, AgentRow, JobRow, MaskRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
 __all__ = ["Closing", "round_in"]
@@ -69,12 +69,13 @@ class Closing(Book):
         )
         if ended.rowcount == 0:
             return False
-        current = (RoundState.PENDING, RoundState.OPEN, RoundState.FOLDING)
+        current = (RoundState.PENDING, RoundState.OPEN, RoundState.MASKING, RoundState.FOLDING)
         connection.execute(
             update(RoundRow).where(RoundRow.job_id == job_id, RoundRow.state.in_(current)).values(state=round_state)
         )
         self._end_tasks(connection, job_id, None, why, effects)
         self._drop_parameters(connection, job_id)
+        self._drop_masks(connection, job_id)
         effects.jobs_ended.add(job_id)
         return True
 
@@ -112,19 +113,43 @@ class Closing(Book):
 
     def _close(self, connection: Connection, job: Job, number: int, waiting: bool, effects: Effects) -> None:
         """Ends the wait for updates; the fold comes next, except after the closing evaluation."""
-        closing = job.spec.closes(number)
-        new_state = RoundState.PUBLISHED if closing else RoundState.FOLDING
+        closing, masking = job.spec.closes(number), job.spec.secure_aggregation
+        new_state = RoundState.MASKING if masking is not None else RoundState.FOLDING
+        if closing:
+            new_state = RoundState.PUBLISHED
         closed = connection.execute(_CLOSE, {"of_job": job.id, "round": number, "new_state": new_state})
         if closed.rowcount == 0:
             return
         if waiting:
             self._end_tasks(connection, job.id, number, "the round closed after quorum and grace", effects)
+        if new_state is RoundState.MASKING:
+            self._begin_masking(connection, job, number, 0, effects)
+            return
         if not closing:
             effects.folds[job.id, number] = self.inputs(connection, job.id, number)
             return
         self.event(connection, effects, job.id, "round_published", round=number, text="closing evaluation")
         self._end_job(connection, job.id, JobState.DONE, RoundState.FAILED, "", effects)
         self.event(connection, effects, job.id, "job_done", round=number)
+
+    def _begin_masking(self, connection: Connection, job: Job, number: int, attempt: int, effects: Effects) -> None:
+        """An attempt begins: what an earlier one has brought is of no use in it."""
+        self._drop_masks(connection, job.id, number)
+        connection.execute(
+            round_in(RoundState.MASKING).values(attempt=attempt, phase=0, due_ms=self._phase_due(job)),
+            {"of_job": job.id, "round": number},
+        )
+        effects.masked.add((job.id, number))
+        text = f"attempt {attempt + 1}"
+        self.event(connection, effects, job.id, "masking_started", round=number, text=text)
+
+    def _phase_due(self, job: Job) -> int:
+        masking = job.spec.secure_aggregation
+        return self.clock() + round(1000 * masking.phase_seconds if masking is not None else 0)
+
+    def _drop_masks(self, connection: Connection, job_id: str, number: int | None = None) -> None:
+        where = [MaskRow.job_id == job_id] + ([] if number is None else [MaskRow.round == number])
+        connection.execute(delete(MaskRow).where(*where))
 
     def _end_tasks(
         self, connection: Connection, job_id: str, number: int | None, why: str, effects: Effects

@@ -1,6 +1,7 @@
 """The transitions of jobs and rounds. All methods run in one transaction of the caller and return its effects.
 
     pending --quorum is connected--> open --all answered, grace or deadline over--> folding --model kept--> published
+    with secure aggregation, open --> masking --enough is revealed--> folding
     any of these --quorum out of reach, or deadline without it--> failed;  --an administrator--> cancelled
 
 Round T, the closing evaluation, has nothing to fold and goes from open to published.
@@ -97,7 +98,7 @@ class Machine(Answers):
         """
         due = self.clock() + self.lease_ms
         for column in (RoundRow.due_ms, RoundRow.deadline_ms):
-            late = update(RoundRow).where(RoundRow.state == RoundState.OPEN, column < due)
+            late = update(RoundRow).where(RoundRow.state.in_((RoundState.OPEN, RoundState.MASKING)), column < due)
             connection.execute(late.values({column: due}))
         return Effects()
 
@@ -196,6 +197,8 @@ class Machine(Answers):
         if published.rowcount:
             self._drop_parameters(connection, job_id, number)
             job = self.job(connection, job_id)
+            if job.spec.secure_aggregation is not None:
+                self._drop_masks(connection, job_id, number)
             happened.append((job_id, "round_published", {"round": number, "text": model.sha256}))
             if number < job.spec.rounds:
                 connection.execute(_COUNT_PUBLISHED, {"of_job": job_id, "rounds_published": number + 1})

@@ -13,6 +13,7 @@ __all__ = [
     "Inputs",
     "JobState",
     "Live",
+    "MaskOffer",
     "Offer",
     "Part",
     "Refused",
@@ -34,6 +35,8 @@ class JobState(StrEnum):
 class RoundState(StrEnum):
     PENDING = "pending"
     OPEN = "open"
+    # All have trained; what they send is masked, in several phases (aggregator.masking).
+    MASKING = "masking"
     FOLDING = "folding"
     PUBLISHED = "published"
     FAILED = "failed"
@@ -66,6 +69,14 @@ class Offer:
     deadline_ms: int
     # If it is not the job's.
     spec_json: str = ""
+
+
+@dataclass(frozen=True)
+class MaskOffer:
+    """A masked round asks an institution for something: what that is is looked up when it is sent."""
+
+    job_id: str
+    round: int
 
 
 @dataclass(frozen=True)
@@ -130,5 +141,7 @@ class Effects:
     offers: list[Offer] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     folds: dict[tuple[str, int], Inputs | None] = field(default_factory=dict)
+    # Rounds whose masking begins.
+    masked: set[tuple[str, int]] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
     jobs_ended: set[str] = field(default_factory=set)

@@ -16,7 +16,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-__all__ = ["EVENTS", "JOBS", "ROUNDS", "TASKS", "AgentRow", "Base", "EventRow", "JobRow", "RoundRow", "TaskRow"]
+__all__ = [
+    "EVENTS",
+    "JOBS",
+    "ROUNDS",
+    "TASKS",
+    "AgentRow",
+    "Base",
+    "EventRow",
+    "JobRow",
+    "MaskRow",
+    "RoundRow",
+    "TaskRow",
+]
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 _Number = BigInteger().with_variant(Integer, "sqlite")
@@ -44,7 +56,7 @@ class JobRow(Base):
 
 
 class RoundRow(Base):
-    """A round: pending -> open -> folding -> published, or failed or cancelled."""
+    """A round: pending -> open -> (masking ->) folding -> published, or failed or cancelled."""
 
     __tablename__ = "rounds"
 
@@ -63,6 +75,9 @@ class RoundRow(Base):
     # What is told of the published model, as JSON; and with which ridge it is solved, if not the specification's.
     report: Mapped[str] = mapped_column(Text, default="")
     ridge: Mapped[str] = mapped_column(String(32), default="")
+    # While it is masking: which attempt, and what the institutions are asked for (aggregator.secagg.Phase).
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    phase: Mapped[int] = mapped_column(Integer, default=0)
 
     __table_args__ = (Index("ix_rounds_due", "state", "due_ms"),)
 
@@ -107,6 +122,23 @@ class TaskRow(Base):
         Index("ix_tasks_institution", "institution", "state"),
         Index("ix_tasks_lease", "state", "lease_ms"),
     )
+
+
+class MaskRow(Base):
+    """What an institution answered in one phase of the newest attempt of a masked round, until the round is folded."""
+
+    __tablename__ = "masks"
+
+    job_id: Mapped[str] = mapped_column(String(80), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    phase: Mapped[int] = mapped_column(Integer, primary_key=True)
+    institution: Mapped[str] = mapped_column(String(63), primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer)
+    # A serialised message of secagg.proto. Of a masked vector the TensorMap, or nothing where that is in a file.
+    message: Mapped[bytes] = mapped_column(LargeBinary)
+    sha256: Mapped[str] = mapped_column(String(64), default="")
+
+    __table_args__ = (ForeignKeyConstraint(["job_id", "round"], ["rounds.job_id", "rounds.number"]),)
 
 
 class AgentRow(Base):

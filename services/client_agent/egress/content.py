@@ -25,7 +25,8 @@ from veilfed.v1.aggregator_pb2 import (
     WorkRequest,
 )
 from veilfed.v1.oracle_pb2 import EmbedRequest, PromptGradientRequest
-from veilfed.v1.tensor_pb2 import Artifact, DType, Tensor
+from veilfed.v1.secagg_pb2 import MaskAnswer
+from veilfed.v1.tensor_pb2 import Artifact, DType, Tensor, TensorMap
 from veilfed.wire import tensors
 
 __all__ = ["Allowed", "Content", "check", "check_artifact", "describe"]
@@ -47,6 +48,8 @@ class Allowed:
     max_weight: float
     # Of a job with privacy, the SHA-256 of the tensors that were charged: others do not leave.
     charged: Set[str] | None = None
+    # What is trained leaves under masks alone: `shapes` are those of the masked vector.
+    masked: bool = False
     artifacts: dict[str, memoryview] = field(default_factory=dict)
 
 
@@ -60,6 +63,8 @@ class Content:
     labels: int = 0
     tensors: Sequence[tuple[str, list[int], str]] = ()
     evaluations: int = 0
+    # Which message of secure aggregation it is.
+    masking: str = ""
 
     def fields(self) -> dict[str, Any]:
         """The parts that are there, as JSON values."""
@@ -68,6 +73,8 @@ class Content:
             found["job"] = self.job[:128]
         if self.round is not None:
             found["round"] = self.round
+        if self.masking:
+            found["masking"] = self.masking
         if self.inputs:
             found["inputs"] = self.inputs
         if self.labels:
@@ -95,15 +102,26 @@ def describe(call: Flow, message: Message) -> Content:
         return Content(job=message.header.job_id if message.HasField("header") else call.job)
     if isinstance(message, StatRequest | FetchRequest):
         return Content(job=message.job_id)
-    if isinstance(message, WorkRequest) and message.HasField("refusal"):
+    return _describe_work(message) if isinstance(message, WorkRequest) else Content()
+
+
+def _describe_work(message: WorkRequest) -> Content:
+    kind = message.WhichOneof("body")
+    if kind == "refusal":
         return Content(job=message.refusal.job_id, round=message.refusal.round)
-    if isinstance(message, WorkRequest) and message.HasField("update"):
+    if kind == "mask":
+        mask = message.mask
+        masking = mask.WhichOneof("body") or ""
+        return Content(job=mask.job_id, round=mask.round, tensors=_shapes(mask.tensors), masking=masking)
+    if kind == "update":
         update = message.update
-        shapes = [
-            (entry.name, list(entry.tensor.shape), _dtype_name(entry.tensor.dtype)) for entry in update.tensors.tensors
-        ]
+        shapes = _shapes(update.tensors)
         return Content(job=update.job_id, round=update.round, tensors=shapes, evaluations=len(update.evaluations))
     return Content()
+
+
+def _shapes(message: TensorMap) -> list[tuple[str, list[int], str]]:
+    return [(entry.name, list(entry.tensor.shape), _dtype_name(entry.tensor.dtype)) for entry in message.tensors]
 
 
 def _given(message: EmbedRequest | PromptGradientRequest) -> dict[str, Tensor]:
@@ -133,6 +151,8 @@ def check(call: Flow, message: Message, allowed: Allowed | None, policy: EgressP
         _check_request(call, message, policy)
     elif isinstance(message, WorkRequest) and message.HasField("update"):
         _check_update(message.update, allowed, policy)
+    elif isinstance(message, WorkRequest) and message.HasField("mask"):
+        _check_mask(message.mask, allowed, policy)
 
 
 def _check_request(call: Flow, message: EmbedRequest | PromptGradientRequest, policy: EgressPolicy) -> None:
@@ -175,11 +195,10 @@ def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy)
         raise Refused(f"round {update.round} of a job of {allowed.last_round} rounds")
     if parameters and update.round % (allowed.rounds + 1) == allowed.rounds:
         raise Refused("the closing evaluation has no parameters")
+    if parameters and allowed.masked:
+        raise Refused("the job says that what is trained leaves under masks alone")
     if parameters == "tensors":
-        try:
-            arrays = tensors.unpack_map(update.tensors)
-        except VeilfedError as error:
-            raise Refused(error.message) from None
+        arrays = _unpacked(update.tensors)
         _check_arrays(arrays, allowed, policy)
         _check_charged(tensors.digest(tensors.map_bytes(arrays)), allowed)
     elif parameters == "artifact":
@@ -188,6 +207,29 @@ def _check_update(update: Update, allowed: Allowed | None, policy: EgressPolicy)
         raise Refused("an evaluation has no weight")
     _check_weight(update.weight, allowed, policy)
     _check_evaluations(update.evaluations, policy)
+
+
+def _check_mask(mask: MaskAnswer, allowed: Allowed | None, policy: EgressPolicy) -> None:
+    """Messages of secure aggregation, in training rounds of a job that says so. Refusals are always allowed."""
+    kind = mask.WhichOneof("body")
+    if kind == "refusal":
+        return
+    allowed = _consented(allowed)
+    if not allowed.masked:
+        raise Refused("the job does not say that what is trained is masked")
+    if mask.round >= allowed.rounds:
+        raise Refused(f"round {mask.round} of a job of {allowed.rounds} training rounds")
+    if kind == "tensors":
+        _check_arrays(_unpacked(mask.tensors), allowed, policy)
+    elif kind == "artifact":
+        _check_reference(mask.artifact, allowed)
+
+
+def _unpacked(message: TensorMap) -> tensors.Arrays:
+    try:
+        return tensors.unpack_map(message)
+    except VeilfedError as error:
+        raise Refused(error.message) from None
 
 
 def _check_reference(artifact: Artifact, allowed: Allowed) -> None:

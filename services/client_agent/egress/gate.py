@@ -167,17 +167,21 @@ class EgressGate:
         last_round: int | None = None,
         max_weight: float = 1.0,
         private: bool = False,
+        masked: bool = False,
     ) -> None:
         """A consented job may send updates of exactly these tensors: name -> (shape, dtype).
 
         In `rounds` rounds and a closing evaluation, in turns of these up to `last_round` (by default one turn), with
         weights up to `max_weight`. Without tensors, it may send evaluations alone; of a `private` job, only tensors
-        that were charged. Jobs that are not expected may send refusals alone.
+        that were charged. With `masked` these tensors leave in messages of secure aggregation alone, and only then do
+        such messages leave: what is under the masks is checked by `check_masked`. Jobs that are not expected may send
+        refusals alone.
         """
         shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
         with self._lock:
-            charged = self._privacy.digests(job) if private else None
-            allowed = Allowed(shapes, rounds, rounds if last_round is None else last_round, max_weight, charged)
+            charged = self._privacy.digests(job) if private and not masked else None
+            last = rounds if last_round is None else last_round
+            allowed = Allowed(shapes, rounds, last, max_weight, masked=masked, charged=charged)
             known = self._allowed.get(job)
             if known is None or known != replace(allowed, artifacts=known.artifacts):
                 self._allowed[job] = allowed
@@ -208,6 +212,21 @@ class EgressGate:
             self._ledger.append(record)
             self._privacy.add(record)
         self._ledger.sync()
+
+    def check_masked(
+        self, job: str, arrays: Mapping[str, tuple[tuple[int, ...], DTypeLike]], data: bytes, private: bool
+    ) -> None:
+        """Checks an update that is about to be masked like one that leaves as it is: its tensors, and that it was
+        charged. `data` is a TensorMap in canonical form. Raises VeilfedError(POLICY_DENIED).
+        """
+        shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in arrays.items()}
+        with self._lock:
+            charged = self._privacy.digests(job) if private else None
+        allowed = Allowed(shapes, ANY_ROUND, ANY_ROUND, 0.0, charged=charged)
+        try:
+            content.check_artifact(allowed, data, self.policy)
+        except Refused as refused:
+            raise VeilfedError(Code.POLICY_DENIED, f"the values to be masked of job {job}: {refused}") from None
 
     def approve_artifact(self, job: str, data: bytes) -> Artifact:
         """Checks an update that is too long for a message; only its exact bytes may then be pushed.

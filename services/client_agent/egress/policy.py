@@ -25,6 +25,8 @@ class Purpose(StrEnum):
     REFUSAL = "refusal"
     UPDATE = "update"
     EVALUATION = "evaluation"
+    # Keys, shares and signatures of secure aggregation; the masked values themselves are an update.
+    MASKING = "masking"
     UPLOAD = "upload"
     DOWNLOAD = "download"
     DESCRIBE = "describe"

@@ -51,6 +51,13 @@ _UPDATE = (
     " update.evaluations.name update.evaluations.correct update.evaluations.total"
     " update.ledger_head update.ledger_head.records update.ledger_head.sha256"
 )
+_MASK = "session mask mask.job_id mask.round mask.attempt"
+_MASK_PARTS = {
+    "advertisement": "mask_key seal_key signature certificate_pem",
+    "shares": "commitment shares shares.member shares.sealed",
+    "confirmation": "signature",
+    "reveal": "self_masks self_masks.member self_masks.share mask_keys mask_keys.member mask_keys.share",
+}
 _TEXTS = " texts texts.values"
 _IMAGES = " images images.values"
 _PROMPTS = " prompts prompts.dtype prompts.shape prompts.data"
@@ -73,6 +80,27 @@ RULES: dict[tuple[str, str], Rule] = {
     (COORDINATOR + "Work", "update.tensors"): _rule(Role.AGGREGATOR, WorkRequest, Purpose.UPDATE, _UPDATE + _TENSORS),
     (COORDINATOR + "Work", "update.artifact"): _rule(Role.AGGREGATOR, WorkRequest, Purpose.UPDATE, _UPDATE + _ARTIFACT),
     (COORDINATOR + "Work", "update"): _rule(Role.AGGREGATOR, WorkRequest, Purpose.EVALUATION, _UPDATE),
+    **{
+        (COORDINATOR + "Work", f"mask.{part}"): _rule(
+            Role.AGGREGATOR,
+            WorkRequest,
+            Purpose.MASKING,
+            " ".join([_MASK, f"mask.{part}", *(f"mask.{part}.{name}" for name in fields.split())]),
+        )
+        for part, fields in _MASK_PARTS.items()
+    },
+    (COORDINATOR + "Work", "mask.refusal"): _rule(
+        Role.AGGREGATOR,
+        WorkRequest,
+        Purpose.REFUSAL,
+        _MASK + " mask.refusal mask.refusal.code mask.refusal.reason",
+    ),
+    (COORDINATOR + "Work", "mask.tensors"): _rule(
+        Role.AGGREGATOR, WorkRequest, Purpose.UPDATE, _MASK + _TENSORS.replace(" update.", " mask.")
+    ),
+    (COORDINATOR + "Work", "mask.artifact"): _rule(
+        Role.AGGREGATOR, WorkRequest, Purpose.UPDATE, _MASK + _ARTIFACT.replace(" update.", " mask.")
+    ),
     (COORDINATOR + "Stat", ""): _rule(Role.AGGREGATOR, StatRequest, Purpose.UPLOAD, "session job_id sha256"),
     (COORDINATOR + "Push", "header"): _rule(
         Role.AGGREGATOR,
@@ -114,7 +142,7 @@ _FORMS: dict[str, Callable[[str], bool]] = {
 
 
 def _member(message: Message) -> str:
-    """The set member of the message's oneof; for an update, also that of its parameters."""
+    """The set member of the message's oneof; for an update or what belongs to masks, also that within it."""
     for oneof in message.DESCRIPTOR.oneofs:
         if len(oneof.fields) < 2:
             continue  # made up by the compiler for an optional field
@@ -122,6 +150,8 @@ def _member(message: Message) -> str:
         if chosen == "update" and isinstance(message, WorkRequest):
             parameters = message.update.WhichOneof("parameters")
             return f"update.{parameters}" if parameters else "update"
+        if chosen == "mask" and isinstance(message, WorkRequest):
+            return f"mask.{message.mask.WhichOneof('body')}"
         return chosen or ""
     return ""
 

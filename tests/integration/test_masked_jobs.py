@@ -1,0 +1,126 @@
+"""Jobs with secure aggregation over the real services: the same published bytes, and no single update in sight."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.agents import spec
+from tests.support.identities import make_federation
+from tests.support.loops import asynchronous
+from tests.support.parties import Parties, running_parties
+from veilfed.jobs import JobSpec
+from veilfed.ledger import read, verify
+from veilfed.secagg.encoding import encoding_for
+from veilfed.v1.aggregator_pb2 import GetReportRequest
+
+INSTITUTIONS = ["north", "south", "west", "east"]
+STEPS = ["advertisement", "shares", "tensors", "confirmation", "reveal"]
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parties]:
+    federation = make_federation(tmp_path_factory.mktemp("federation"), INSTITUTIONS)
+    with running_parties(federation, tmp_path_factory.mktemp("parties"), INSTITUTIONS) as made:
+        yield made
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "fedot": {"blocks": 4, "weighting": "samples"},
+    "afl": {"name": "afl", "ridge": 0.5},
+    "fedcgs": {"name": "fedcgs"},
+}
+
+
+def job(name: str, masked: bool) -> dict[str, Any]:
+    document = spec(INSTITUTIONS, rounds=1 if name in {"afl", "fedcgs"} else 3, **CASES[name])
+    if CASES[name].get("weighting") == "samples":
+        document["fold"] = {"max_weight": 1000}
+    return {**document, **({"secure_aggregation": {"phase_seconds": 20}} if masked else {})}
+
+
+@pytest.mark.parametrize("name", CASES)
+@asynchronous
+async def test_masked_and_plain_jobs_publish_the_same_bytes(parties: Parties, name: str) -> None:
+    published = []
+    for masked in (False, True):
+        job_id = await parties.submit(job(name, masked))
+        ended = await parties.ended(job_id)
+        assert ended.summary.state == "done", ended.summary.error
+        published.append([item.published_sha256 for item in ended.rounds])
+        assert {client.state for item in ended.rounds for client in item.clients} == {"done"}
+    assert published[0] == published[1]
+    await told(parties, job_id, name)
+    left(parties, job_id, job(name, True))
+
+
+async def told(parties: Parties, job_id: str, name: str) -> None:
+    """The report says what was not seen."""
+    async with parties.jobs() as jobs:
+        report = json.loads((await jobs.GetReport(GetReportRequest(job_id=job_id))).report_json)
+    assert report["secure_aggregation"]["institutions_in_the_sum"] == len(INSTITUTIONS)
+    assert "update of any single institution" in report["secure_aggregation"]["not_checked"]
+    assert "institutions" not in report
+    assert ("samples" in report) == (name != "fedot")
+
+
+def left(parties: Parties, job_id: str, document: dict[str, Any]) -> None:
+    """By the ledgers, nothing of a training round left but under masks; and the aggregator has kept nothing of it."""
+    words = encoding_for(JobSpec.model_validate(document), 0).form.words
+    for institution in INSTITUTIONS:
+        state = parties.folder / institution / "state"
+        verify(state / "ledger.jsonl", bundle_pem=parties.federation.root.read_bytes())
+        records = [record for record in read(state / "ledger.jsonl") if record.get("job") == job_id]
+        tensors = [item for record in records for item in record.get("tensors", [])]
+        expected = {"name": "masked", "shape": [words], "dtype": "uint64"}
+        assert tensors == [expected] * document["rounds"]
+        steps = [record["masking"] for record in records if "masking" in record]
+        assert steps == STEPS * document["rounds"]
+        assert (state / "jobs" / job_id / "masking.bin").stat().st_mode & 0o777 == 0o600
+    with sqlite3.connect(parties.folder / "aggregator.sqlite") as database:
+        assert database.execute("SELECT count(*) FROM masks").fetchone() == (0,)
+    assert not (parties.folder / "artifacts" / "updates" / job_id).exists()
+
+
+@asynchronous
+async def test_long_masked_updates_travel_in_chunks(parties: Parties) -> None:
+    """Embeddings of few letters, but an attention of 192,000 elements is what leaves."""
+    document = job("fedot", True) | {"rounds": 1}
+    document["strategy"] |= {"name": "fedclip", "hidden": 3000}
+    del document["strategy"]["blocks"]
+    job_id = await parties.submit(document)
+    ended = await parties.ended(job_id)
+    assert ended.summary.state == "done", ended.summary.error
+    steps = [
+        record["masking"]
+        for record in read(parties.folder / "north" / "state" / "ledger.jsonl")
+        if record.get("job") == job_id and "masking" in record
+    ]
+    assert steps == ["advertisement", "shares", "artifact", "confirmation", "reveal"]
+
+
+@asynchronous
+async def test_one_that_falls_silent_is_left_out_by_name(parties: Parties) -> None:
+    """East trains and is gone before it is asked for its values: the others' sum is published."""
+    document = job("fedot", True) | {"quorum": 3, "rounds": 1, "secure_aggregation": {"phase_seconds": 3}}
+    mark = len(parties.agents["east"].log)
+    job_id = await parties.submit(document)
+    east = parties.agents["east"]
+    await asyncio.to_thread(east.says, job_id, '"phase": "cohort"', after=mark)
+    east.kill()
+    try:
+        await parties.happened(job_id, "round_published")
+    finally:
+        east.start()
+        await asyncio.to_thread(east.process.ready)
+    ended = await parties.ended(job_id)
+    assert ended.summary.state == "done", ended.summary.error
+    states = {client.institution: (client.state, client.code) for client in ended.rounds[0].clients}
+    # It may have sent its values at the very last moment.
+    assert states["east"] in {("excluded", "TIMEOUT"), ("done", "")}
+    assert {states[name] for name in INSTITUTIONS[:3]} == {("done", "")}
+    assert np.all([client.state == "done" for client in ended.rounds[1].clients])
