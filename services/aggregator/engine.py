@@ -17,10 +17,10 @@ from aggregator.privacy_report import privacy_report
 from aggregator.rounds import queries, sessions
 from aggregator.rounds.book import Job
 from aggregator.rounds.masked import Masked
-from aggregator.rounds.records import Effects, Input, Inputs, Live, Offer
+from aggregator.rounds.records import Effects, Inputs, Live, Offer
 from aggregator.store.database import Database
-from aggregator.strategies import Report, strategy_for, with_ridge
-from aggregator.updates import Damaged, Updates
+from aggregator.strategies import strategy_for
+from aggregator.updates import Damaged, fold_plain
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity
 from veilfed.jobs import parse_job
@@ -34,7 +34,7 @@ from veilfed.v1.aggregator_pb2 import (
     WorkResponse,
 )
 from veilfed.v1.tensor_pb2 import Artifact, TensorMap
-from veilfed.wire.tensors import Array, Arrays, digest, map_bytes, parse_map, to_map
+from veilfed.wire.tensors import Array, map_bytes, to_map
 
 __all__ = ["Engine", "steady_clock"]
 
@@ -397,21 +397,13 @@ class Engine:
         finally:
             self._folds.pop((job_id, number), None)
 
-    def _kept(self, job_id: str, number: int | None, item: Input) -> bytes:
-        """A round's update, or a sealed one. Raises VeilfedError(ARTIFACT_INVALID) when it is missing or damaged."""
-        if item.parameters is None:
-            return self.artifacts.update(job_id, number, item.institution, item.sha256)
-        if digest(item.parameters) != item.sha256:
-            raise VeilfedError(Code.ARTIFACT_INVALID, f"update {item.sha256[:12]} is damaged")
-        return item.parameters
-
     async def _folded(self, job: Job, number: int, inputs: Inputs) -> tuple[Ref, TensorMap | None, str] | None:
         """Folds and keeps the next model; gives it itself too if it travels inline, and its report as JSON.
 
         None if the round is not folded any more.
         """
         if job.spec.secure_aggregation is None:
-            arrays, report = await asyncio.to_thread(self._fold_plain, job, number, inputs)
+            arrays, report = await asyncio.to_thread(fold_plain, self.artifacts, job, number, inputs)
         else:
             made = await self.masking.fold(job, number)
             if made is None:
@@ -423,13 +415,3 @@ class Engine:
         data = model.SerializeToString(deterministic=True)
         ref = await asyncio.to_thread(self.artifacts.put_model, data)
         return ref, model if ref.size <= INLINE_LIMIT else None, json.dumps(report) if report else ""
-
-    def _fold_plain(self, job: Job, number: int, inputs: Inputs) -> tuple[Arrays, Report]:
-        strategy = with_ridge(job.spec, inputs.ridge) if inputs.ridge else job.strategy
-        where = None if strategy.sealed else number
-        updates = Updates(inputs.updates, partial(self._kept, job.id, where))
-        try:
-            return strategy.fold_reported(updates, lambda: parse_map(self.artifacts.model(inputs.start)))
-        finally:
-            if updates.damaged:
-                raise Damaged(sorted(updates.damaged))

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from aggregator.hub import Stream
+from aggregator.masked_sum import check_vector, fold_masked, parsed, replayed
 from aggregator.rounds.book import Job
 from aggregator.rounds.masked import KeptAnswer, MaskedRound
 from aggregator.rounds.records import MaskOffer, Refused, RoundState
@@ -22,11 +23,9 @@ from aggregator.strategies import Report
 from aggregator.words import printable
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
-from veilfed.secagg import Context, Words
-from veilfed.secagg.encoding import MASKED, encoding_for
 from veilfed.v1.aggregator_pb2 import WorkResponse
-from veilfed.v1.secagg_pb2 import Advertisement, Confirmation, MaskAnswer, MaskRequest, Reveal, Shares
-from veilfed.wire.tensors import Arrays, digest, map_bytes, parse_map, unpack_map
+from veilfed.v1.secagg_pb2 import MaskAnswer, MaskRequest
+from veilfed.wire.tensors import Arrays, map_bytes, unpack_map
 
 if TYPE_CHECKING:
     from aggregator.engine import Engine
@@ -49,12 +48,6 @@ _PHASES = {
     "artifact": Phase.MASK,
     "confirmation": Phase.CONFIRM,
     "reveal": Phase.REVEAL,
-}
-_KEPT: dict[Phase, type[Message]] = {
-    Phase.ADVERTISE: Advertisement,
-    Phase.SHARE: Shares,
-    Phase.CONFIRM: Confirmation,
-    Phase.REVEAL: Reveal,
 }
 _REQUESTS = {
     Phase.SHARE: "cohort",
@@ -198,10 +191,10 @@ class Masking:
     def _keep_vector(self, live: _Live, institution: str, answer: MaskAnswer, kind: str) -> KeptAnswer:
         artifacts, sha256 = self._engine.artifacts, answer.artifact.sha256
         if kind == "artifact":
-            arrays = _parsed(artifacts.uploaded(live.job.id, institution, sha256))
+            arrays = parsed(artifacts.uploaded(live.job.id, institution, sha256))
         else:
             arrays = unpack_map(answer.tensors)
-        _check_vector(arrays, live.sum.context)
+        check_vector(arrays, live.sum.context)
         if kind == "artifact":
             artifacts.keep_upload(live.job.id, live.round, institution, sha256)
             return KeptAnswer(Phase.MASK, institution, b"", sha256)
@@ -304,33 +297,16 @@ class Masking:
         job = await engine.job(job_id)
         answers = await engine.run(partial(engine.machine.answers, job_id=job_id, number=number))
         trained = await engine.run(partial(engine.machine.trained, job_id=job_id, number=number))
-        made = await asyncio.to_thread(self._replayed, job, stands, answers)
+        made = await asyncio.to_thread(replayed, job, stands, answers, self._federation, self._bundle)
         self._rounds[key] = _Live(job, number, stands.attempt, made, set(trained))
         return self._rounds[key]
-
-    def _replayed(self, job: Job, stands: MaskedRound, answers: Sequence[KeptAnswer]) -> SecureSum:
-        """What the aggregator knew when it kept the last of the answers."""
-        spec_sha256, form = digest(job.spec_json.encode()), encoding_for(job.spec, stands.round).form
-        context = Context(job.id, stands.round, stands.attempt, spec_sha256, form)
-        made = SecureSum(context, job.spec.cohort.train, job.spec.quorum, self._federation, self._bundle)
-        for answer in answers:
-            while made.phase < answer.phase:
-                made.advance()
-            if answer.phase == Phase.MASK:
-                made.take_masked(answer.institution)
-            else:
-                made.take(answer.institution, _KEPT[Phase(answer.phase)].FromString(answer.message))
-        while made.phase < stands.phase:
-            made.advance()
-        return made
 
     # The fold.
 
     async def fold(self, job: Job, number: int) -> tuple[Arrays, Report] | None:
         """The next model, from the sum of what is kept; None if the round is not folded (any more).
 
-        Raises VeilfedError: JOB_FAILED where the masks cannot be removed, ARTIFACT_INVALID for a vector that is not
-        what was kept, and what `Strategy.fold_sum` raises.
+        Errors as `fold_masked`.
         """
         engine = self._engine
         stands = await engine.run(partial(engine.machine.masked_round, job_id=job.id, number=number))
@@ -343,51 +319,5 @@ class Masking:
     def _folded(
         self, job: Job, stands: MaskedRound, answers: Sequence[KeptAnswer], start: str
     ) -> tuple[Arrays, Report]:
-        made = self._replayed(job, stands, answers)
-        form, total = made.context.form, made.context.form.zeros()
-        vectors = {answer.institution: answer for answer in answers if answer.phase == Phase.MASK}
-        for institution in made.survivors:
-            form.add(total, self._vector(made.context, vectors[institution]))
-        made.unmask(total)
-        model = self._engine.artifacts.model
-        arrays, report = job.strategy.fold_sum(
-            total, len(made.survivors), stands.round, lambda: parse_map(model(start))
-        )
-        return arrays, {**report, "secure_aggregation": _told(made)}
-
-    def _vector(self, context: Context, answer: KeptAnswer) -> Words:
-        data = answer.message
-        if answer.sha256:
-            data = self._engine.artifacts.update(context.job_id, context.round, answer.institution, answer.sha256)
-        return _check_vector(_parsed(data), context)
-
-
-def _parsed(data: bytes) -> Arrays:
-    """Raises VeilfedError(UPDATE_INVALID)."""
-    try:
-        return parse_map(data)
-    except VeilfedError as error:
-        raise VeilfedError(Code.UPDATE_INVALID, f"{MASKED}: {error.message}") from None
-
-
-def _check_vector(arrays: Arrays, context: Context) -> Words:
-    """All that a masked vector shows: its form. Raises VeilfedError(UPDATE_INVALID)."""
-    vector: Any = arrays.get(MASKED)
-    try:
-        if len(arrays) != 1 or vector is None:
-            raise VeilfedError(Code.UPDATE_INVALID, "expected one tensor")
-        context.form.check(vector)
-    except VeilfedError as error:
-        raise VeilfedError(Code.UPDATE_INVALID, f"{MASKED}: {error.message}") from None
-    words: Words = vector
-    return words
-
-
-def _told(made: SecureSum) -> dict[str, Any]:
-    """What the report of a job says of a masked round."""
-    return {
-        "institutions_in_the_sum": len(made.survivors),
-        "attempt": made.context.attempt + 1,
-        "checked": "the sum as a whole",
-        "not_checked": "the update of any single institution: it checks its own before it masks it",
-    }
+        made = replayed(job, stands, answers, self._federation, self._bundle)
+        return fold_masked(self._engine.artifacts, job, made, answers, start)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.support.agents import spec
 from tests.support.identities import make_federation
@@ -124,3 +125,26 @@ async def test_one_that_falls_silent_is_left_out_by_name(parties: Parties) -> No
     assert states["east"] in {("excluded", "TIMEOUT"), ("done", "")}
     assert {states[name] for name in INSTITUTIONS[:3]} == {("done", "")}
     assert np.all([client.state == "done" for client in ended.rounds[1].clients])
+
+
+@asynchronous
+async def test_a_roster_that_lacks_a_member(parties: Parties) -> None:
+    """East does not know west: it reveals nothing to a cohort with west in it, and says why. The others go on."""
+    east, config = parties.agents["east"], parties.folder / "east" / "agent.yaml"
+    document = yaml.safe_load(config.read_text())
+    document["secure_aggregation"] = {"roster": ["north", "south"]}
+    config.write_text(yaml.safe_dump(document))
+    assert east.process.terminate() == 0
+    east.start()
+    await asyncio.to_thread(east.process.ready)
+    job_id = await parties.submit(job("fedot", True) | {"quorum": 3, "rounds": 1})
+    ended = await parties.ended(job_id)
+    assert ended.summary.state == "done", ended.summary.error
+    states = {client.institution: (client.state, client.code) for client in ended.rounds[0].clients}
+    assert states == {**dict.fromkeys(INSTITUTIONS[:3], ("done", "")), "east": ("excluded", "COHORT_INVALID")}
+    steps = [
+        record["masking"]
+        for record in read(parties.folder / "east" / "state" / "ledger.jsonl")
+        if record.get("job") == job_id and "masking" in record
+    ]
+    assert steps == ["advertisement", "refusal"]

@@ -209,7 +209,7 @@ async def test_answers_stay_below_the_limit_of_messages(tmp_path: Path, credenti
             for number in range(1, 20):
                 connection.exec_driver_sql(
                     "INSERT INTO rounds SELECT job_id, ?, state, model_sha256, model_size, published_sha256, opened_ms,"
-                    " deadline_ms, due_ms, quorum_ms, report, ridge FROM rounds WHERE number = 0",
+                    " deadline_ms, due_ms, quorum_ms, report, ridge, attempt, phase FROM rounds WHERE number = 0",
                     (number,),
                 )
                 connection.exec_driver_sql(

@@ -63,7 +63,10 @@ from veilfed.v1.oracle_pb2 import (
     PromptGradientResponse,
     Texts,
 )
+from veilfed.v1.secagg_pb2 import Advertisement, MaskAnswer
 from veilfed.wire import tensors
+
+MASKED_JOB = "job-2"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,7 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
 
     async def scenario(bench: Bench) -> None:
         bench.gate.expect(JOB, SHAPES, max_weight=40)
+        bench.gate.expect(MASKED_JOB, {"masked": ((4,), "uint64")}, masked=True)
         artifact = bench.gate.approve_artifact(JOB, data)
         aggregator, oracle = bench.channel(), bench.channel(ORACLE_ID, own_zone=True)
         await aggregator.unary_unary(COORDINATOR + "Join", serialize, JoinResponse.FromString)(JOIN)
@@ -100,8 +104,9 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
             update(evaluations=counts),
             update(tensors=None, artifact=artifact, weight=40.0),
             evaluation,
+            WorkRequest(session="s", mask=MaskAnswer(job_id=MASKED_JOB, advertisement=Advertisement(mask_key=b"k"))),
         )
-        assert len(responses) == 5
+        assert len(responses) == 6
         got = bench.server.got
         recorded = [(record["method"], record["digest"], record["bytes"]) for record in bench.records()]
         assert sorted(recorded) == sorted((name, hashlib.sha256(raw).hexdigest(), len(raw)) for name, raw in got)
