@@ -63,6 +63,7 @@ def _job(folder: Any, config: Any) -> dict[str, Any]:
         "strategy": spec.strategy.name,
         "classes": list(spec.strategy.classes),
         "sends": sorted(spec.strategy.update_shapes),
+        "masked": spec.secure_aggregation is not None,
         "train": spec.cohort.train,
         "evaluate": spec.cohort.evaluate,
         "role": "train" if institution in spec.cohort.train else "evaluate",

@@ -1,8 +1,12 @@
-"""Jobs with secure aggregation over the real services: the same published bytes, and no single update in sight."""
+"""Jobs with secure aggregation over the real services: the same published bytes, and no single update in sight.
+
+Agents and the aggregator are killed in each phase of a round: it completes, or begins again, and nobody helps.
+"""
 
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +17,7 @@ import yaml
 from tests.support.agents import spec
 from tests.support.identities import make_federation
 from tests.support.loops import asynchronous
-from tests.support.parties import Parties, running_parties
+from tests.support.parties import Parties, Party, running_parties
 from veilfed.jobs import JobSpec
 from veilfed.ledger import read, verify
 from veilfed.secagg.encoding import encoding_for
@@ -87,6 +91,23 @@ def left(parties: Parties, job_id: str, document: dict[str, Any]) -> None:
     assert not (parties.folder / "artifacts" / "updates" / job_id).exists()
 
 
+@pytest.mark.slow
+@asynchronous
+async def test_noise_under_masks(parties: Parties) -> None:
+    """Each institution charges its noisy update in its ledger, and it leaves under masks."""
+    document = job("afl", True) | {"privacy": {"mode": "statistics", "noise_multiplier": 2.0}}
+    job_id = await parties.submit(document)
+    ended = await parties.ended(job_id)
+    assert ended.summary.state == "done", ended.summary.error
+    async with parties.jobs() as jobs:
+        report = json.loads((await jobs.GetReport(GetReportRequest(job_id=job_id))).report_json)
+    assert {"privacy", "secure_aggregation"} <= report.keys()
+    left(parties, job_id, document)
+    for institution in INSTITUTIONS:
+        records = list(read(parties.folder / institution / "state" / "ledger.jsonl"))
+        assert [one["decision"] for one in records if one["kind"] == "privacy"] == ["passed"]
+
+
 @asynchronous
 async def test_long_masked_updates_travel_in_chunks(parties: Parties) -> None:
     """Embeddings of few letters, but an attention of 192,000 elements is what leaves."""
@@ -125,6 +146,89 @@ async def test_one_that_falls_silent_is_left_out_by_name(parties: Parties) -> No
     assert states["east"] in {("excluded", "TIMEOUT"), ("done", "")}
     assert {states[name] for name in INSTITUTIONS[:3]} == {("done", "")}
     assert np.all([client.state == "done" for client in ended.rounds[1].clients])
+
+
+# Kills. A few cases run each time; the whole table is slow.
+
+
+PHASES = ["start", "cohort", "delivery", "survivors", "confirmations"]
+EACH_TIME = {("aggregator", "delivery"), ("agent", "survivors"), ("aggregator", "confirmations")}
+TABLE = [
+    pytest.param(victim, phase, marks=[] if (victim, phase) in EACH_TIME else pytest.mark.slow, id=f"{victim}-{phase}")
+    for victim in ("agent", "aggregator")
+    for phase in PHASES
+]
+
+
+def crash_job(phase_seconds: float) -> dict[str, Any]:
+    """All institutions must answer: else a slow start of one would give another sum."""
+    return {**spec(INSTITUTIONS, rounds=2, blocks=4), "secure_aggregation": {"phase_seconds": phase_seconds}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(parties: Parties) -> list[str]:
+    """What a job publishes that nothing happens to."""
+
+    async def run_once() -> Any:
+        return await parties.ended(await parties.submit(crash_job(60)))
+
+    ended = asyncio.run(run_once())
+    assert ended.summary.state == "done", ended.summary.error
+    return [item.published_sha256 for item in ended.rounds]
+
+
+async def asked(agent: Party, job_id: str, phase: str, mark: int) -> None:
+    await asyncio.to_thread(agent.says, job_id, '"event": "masking"', f'"phase": "{phase}"', after=mark)
+
+
+async def whole(parties: Parties, job_id: str, undisturbed: list[str], attempts: int) -> None:
+    """The job published what it would have published, in so many attempts at its rounds."""
+    ended = await parties.ended(job_id, 100)
+    assert ended.summary.state == "done", ended.summary.error
+    assert [item.published_sha256 for item in ended.rounds] == undisturbed
+    events = Counter((event.kind, event.round) for event in await parties.events(job_id))
+    assert sum(count for (kind, _), count in events.items() if kind == "masking_started") == attempts
+    assert [events["round_published", number] for number in range(3)] == [1, 1, 1]
+    assert not [kind for kind, _ in events if kind == "client_excluded"]
+    for name in INSTITUTIONS:
+        ledger = parties.folder / name / "state" / "ledger.jsonl"
+        verify(ledger, bundle_pem=parties.federation.root.read_bytes())
+        tensors = [item for one in read(ledger) if one.get("job") == job_id for item in one.get("tensors", [])]
+        assert {item["name"] for item in tensors} == {"masked"}
+
+
+@pytest.mark.parametrize(("victim", "phase"), TABLE)
+@asynchronous
+async def test_killed_in_a_phase(parties: Parties, undisturbed: list[str], victim: str, phase: str) -> None:
+    north = parties.agents["north"]
+    mark = len(north.log)
+    job_id = await parties.submit(crash_job(60))
+    await asked(north, job_id, phase, mark)
+    hit = north if victim == "agent" else parties.aggregator
+    hit.kill()
+    hit.start()
+    await asyncio.to_thread(hit.process.ready)
+    await whole(parties, job_id, undisturbed, attempts=2)
+
+
+@pytest.mark.slow
+@asynchronous
+async def test_too_few_are_left_and_come_back(parties: Parties, undisturbed: list[str]) -> None:
+    """Two of four are gone before the sum is fixed: nothing is revealed, and the round begins again with new keys."""
+    victims = [parties.agents[name] for name in ("north", "south")]
+    marks = [len(agent.log) for agent in victims]
+    job_id = await parties.submit(crash_job(20))
+    for agent, mark in zip(victims, marks, strict=True):
+        await asked(agent, job_id, "start", mark)
+        agent.kill()
+    await asyncio.to_thread(parties.aggregator.says, job_id, '"event": "masking failed"')
+    for agent in victims:
+        agent.start()
+        await asyncio.to_thread(agent.process.ready)
+    await whole(parties, job_id, undisturbed, attempts=3)
+
+
+# The last one: it changes what east knows.
 
 
 @asynchronous
