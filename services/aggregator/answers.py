@@ -54,7 +54,8 @@ class AnswerQueue:
         while self._waiting:
             if len(self._waiting) < MAX_TOGETHER:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._now.wait(), GATHER_SECONDS)
+                    async with asyncio.timeout(GATHER_SECONDS):
+                        await self._now.wait()
             self._now.clear()
             batch, self._waiting = self._waiting[:MAX_TOGETHER], self._waiting[MAX_TOGETHER:]
             try:

@@ -151,7 +151,9 @@ class Agent:
             session.heartbeat(self._activity())
             self._settle(session)
             try:
-                await asyncio.wait_for(self._nudge.wait(), pause)
+                # Not wait_for: that of Python 3.11 loses a cancellation that comes together with the event.
+                async with asyncio.timeout(pause):
+                    await self._nudge.wait()
             except TimeoutError:
                 beats += 1
             if beats == HEARTBEATS_PER_LEASE:

@@ -56,7 +56,8 @@ async def service(
         finally:
             await batcher.close()
             with suppress(TimeoutError):
-                await asyncio.wait_for(oracle.drained(), DRAIN_SECONDS)
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await oracle.drained()
 
 
 async def serve(config: OracleConfig) -> None:

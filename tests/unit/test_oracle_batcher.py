@@ -126,6 +126,24 @@ async def test_close_ends_what_waits() -> None:
     assert all(isinstance(error, asyncio.CancelledError) for error in done)
 
 
+@pytest.mark.parametrize("turns", range(6))
+@asynchronous
+async def test_close_while_a_pass_fills(turns: int) -> None:
+    """At whatever turn of the loop: a cancellation that comes together with what was waited for is not lost."""
+    model = TinyModel()
+    async with running(model, max_batch=2, wait_seconds=60.0) as batcher:
+        waiting = asyncio.create_task(ask(batcher, model, "one", ["a"]))
+        await settled()
+        filling = asyncio.create_task(ask(batcher, model, "two", ["a"]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(batcher.close())
+        closed, _ = await asyncio.wait({closing}, timeout=20)
+        assert closed
+        filling.cancel()
+        await asyncio.gather(waiting, filling, return_exceptions=True)
+
+
 @asynchronous
 async def test_work_of_its_own_is_a_pass_of_its_own_and_takes_one_turn() -> None:
     model = TinyModel()

@@ -106,8 +106,10 @@ class Batcher:
         while True:
             await self._arrived.wait()
             if self._waiting < self._max_batch and self._wait_seconds:
+                # Not wait_for: that of Python 3.11 loses a cancellation that comes together with the event.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._full.wait(), self._wait_seconds)
+                    async with asyncio.timeout(self._wait_seconds):
+                        await self._full.wait()
             taken = self._take()
             if isinstance(taken, _Alone):
                 self._computing = [taken]

@@ -65,7 +65,8 @@ class _Ending:
         if not _of_failed_write(error):
             return error
         try:
-            await asyncio.wait_for(self._known.wait(), LATE_SECONDS)
+            async with asyncio.timeout(LATE_SECONDS):
+                await self._known.wait()
         except TimeoutError:
             return error
         return self._status or error
