@@ -44,45 +44,42 @@ class Diagonals:
         giant = [j * self.baby * self.samples for j in range(1, self.giant)]
         return tuple(sorted({*baby, *giant, *(-step for step in giant)}))
 
-    def babies(self, x: B, operations: Operations[B]) -> list[B]:
-        """x rotated by each baby step."""
-        return [x, *operations.rotate(x, [i * self.samples for i in range(1, self.baby)])] if self.baby > 1 else [x]
+    def babies(self, x: B, operations: Operations[B]) -> B:
+        """x rotated by each baby step: channel c by step i is number i C + c."""
+        return operations.rotate(x, [i * self.samples for i in range(self.baby)])
 
-    def giants(self, x: B, operations: Operations[B], sign: int) -> list[B]:
-        """x rotated by each giant step, to the left for sign 1, back for -1."""
-        steps = [sign * j * self.baby * self.samples for j in range(1, self.giant)]
-        return [x, *operations.rotate(x, steps)] if steps else [x]
+    def giants(self, x: B, operations: Operations[B]) -> B:
+        """x rotated back by each giant step: channel c by step j is number j C + c."""
+        return operations.rotate(x, [-j * self.baby * self.samples for j in range(self.giant)])
 
     def scores(self, queries: B, keys: B, operations: Operations[B]) -> B:
         """The n diagonals of one head from its channels; number i + j m is that diagonal rotated by -j m."""
-        channels = range(len(queries))
-        babies, giants = self.babies(keys, operations), self.giants(queries, operations, -1)
-        sums = [operations.sum_products(q, channels, k, channels) for q in giants for k in babies]
-        return operations.rescale(operations.relinearise(operations.join(sums)))
+        count = len(queries)
+        of_giants = [range(j * count, (j + 1) * count) for j in range(self.giant)]
+        of_babies = [range(i * count, (i + 1) * count) for i in range(self.baby)]
+        babies, giants = self.babies(keys, operations), self.giants(queries, operations)
+        sums = operations.sum_products(giants, of_giants, babies, of_babies)
+        # Number i (n / m) + j comes to i + j m.
+        ordered = operations.join([sums[slice(j, None, self.giant)] for j in range(self.giant)])
+        return operations.rescale(operations.relinearise(ordered))
 
     def apply(self, weights: B, values: B, operations: Operations[B]) -> B:
         """Sums of the values' channels, weighted by diagonals as `scores` has them; one ciphertext for each channel."""
-        rotated = operations.join(self.babies(values, operations))
-        count, channels = len(values), []
-        for c in range(count):
-            of_values = range(c, c + count * self.baby, count)
-            sums = [
-                operations.sum_products(weights, range(j * self.baby, (j + 1) * self.baby), rotated, of_values)
-                for j in range(self.giant)
-            ]
-            channels.append(operations.rescale(operations.relinearise(operations.join(sums))))
-        return self._undone(channels, operations)
+        count = len(values)
+        of_weights = [range(j * self.baby, (j + 1) * self.baby) for j in range(self.giant)]
+        of_values = [range(c, c + count * self.baby, count) for c in range(count)]
+        sums = operations.sum_products(weights, of_weights, self.babies(values, operations), of_values)
+        return self._undone(operations.rescale(operations.relinearise(sums)), operations)
 
     def row_sums(self, weights: B, operations: Operations[B]) -> B:
         """The sum of all diagonals, for each token."""
         groups = [operations.total(weights[slice(j * self.baby, (j + 1) * self.baby)]) for j in range(self.giant)]
-        return self._undone([operations.join(groups)], operations)
+        return self._undone(operations.join(groups), operations)
 
-    def _undone(self, groups: list[B], operations: Operations[B]) -> B:
-        """For each list of partial sums, one for each giant step, their sum with the steps undone."""
-        by_step = [operations.join([group[slice(j, j + 1)] for group in groups]) for j in range(self.giant)]
-        total = by_step[0]
+    def _undone(self, sums: B, operations: Operations[B]) -> B:
+        """The sums of each channel c over giant steps j, undone; number c (n / m) + j is one of them."""
+        total = sums[slice(0, None, self.giant)]
         for j in range(1, self.giant):
-            (moved,) = operations.rotate(by_step[j], [j * self.baby * self.samples])
+            moved = operations.rotate(sums[slice(j, None, self.giant)], [j * self.baby * self.samples])
             total = operations.add(total, moved)
         return total

@@ -4,11 +4,10 @@ The scheme is CKKS as SEAL has it, and results load back into SEAL. What is fast
 their decomposition, sums of products are reduced and relinearised once, kernels run on vectors and in threads.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fm_oracle.encrypted import switching
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
@@ -28,6 +27,8 @@ __all__ = ["Evaluator"]
 # many limbs.
 Agent = Callable[[Float, int, int], Float]
 REFRESHED_TOGETHER = 64
+# Parts of the columns of a sum of products, so that all threads have some.
+SUM_PARTS = 4
 
 
 class Evaluator(Operations[Ciphertexts]):
@@ -118,40 +119,50 @@ class Evaluator(Operations[Ciphertexts]):
         )
         return Ciphertexts(out, x.scale * y.scale)
 
-    def sum_products(self, x: Ciphertexts, of_x: Sequence[int], y: Ciphertexts, of_y: Sequence[int]) -> Ciphertexts:
-        if x.limbs != y.limbs or len(of_x) != len(of_y) or not of_x:
-            raise VeilfedError(Code.INPUT_INVALID, "products of different levels, or none")
-        out = np.empty((1, 3, *x.values.shape[2:]))
+    def sum_products(
+        self, x: Ciphertexts, of_x: Sequence[Sequence[int]], y: Ciphertexts, of_y: Sequence[Sequence[int]]
+    ) -> Ciphertexts:
+        if x.limbs != y.limbs or len({len(terms) for terms in (*of_x, *of_y)}) != 1 or not of_x or not of_y:
+            raise VeilfedError(Code.INPUT_INVALID, "products of different levels or numbers")
+        out = np.empty((len(of_x) * len(of_y), 3, *x.values.shape[2:]))
         left, right = np.array(of_x, dtype=np.int64), np.array(of_y, dtype=np.int64)
         a, b = np.ascontiguousarray(x.values), np.ascontiguousarray(y.values)
-        basis = self.basis
+        basis, size = self.basis, self.basis.n // SUM_PARTS
         basis.each(
             switching.product_sums,
-            ((a, left, b, right, out[0], limb, basis.q[limb], basis.p[limb], self._terms) for limb in range(x.limbs)),
+            (
+                (a, left, b, right, out, limb, start, start + size, basis.q[limb], basis.p[limb], self._terms)
+                for limb in range(x.limbs)
+                for start in range(0, basis.n, size)
+            ),
         )
         return Ciphertexts(out, x.scale * y.scale)
 
     def relinearise(self, x: Ciphertexts) -> Ciphertexts:
         if x.components != 3:
             raise VeilfedError(Code.INPUT_INVALID, f"{x.components} components, expected three")
-        which = np.array([self.keys.relinearisation], dtype=np.int64)
-        switched = self._switch(x.values[:, 2], x.values, which)
-        return Ciphertexts(switched[0], x.scale)
+        out = np.empty((1, len(x), 2, *x.values.shape[2:]))
+        self._switch(x.values[:, 2], x.values, {0: self.keys.relinearisation}, out)
+        return Ciphertexts(out[0], x.scale)
 
-    def rotate(self, x: Ciphertexts, steps: Sequence[int]) -> list[Ciphertexts]:
-        which = np.array([self.keys.rotation(step) for step in steps], dtype=np.int64)
-        switched = self._switch(x.values[:, 1], x.values, which)
-        return [Ciphertexts(part, x.scale) for part in switched]
+    def rotate(self, x: Ciphertexts, steps: Sequence[int]) -> Ciphertexts:
+        which = {number: self.keys.rotation(step) for number, step in enumerate(steps) if step != 0}
+        out = np.empty((len(steps), *x.values.shape))
+        if which:
+            self._switch(x.values[:, 1], x.values, which, out)
+        for number in set(range(len(steps))) - which.keys():
+            out[number] = x.values
+        return Ciphertexts(out.reshape(-1, *x.values.shape[1:]), x.scale)
 
-    def _switch(self, values: Float, rest: Float, which: NDArray[np.int64]) -> Float:
-        """Each of values [C, L, n] switched by each key: [R, C, 2, L, n].
+    def _switch(self, values: Float, rest: Float, places: Mapping[int, int], out: Float) -> None:
+        """out[r] [C, 2, L, n] of each place r with a key are the values [C, L, n] switched by it.
 
         The first component of `rest` is added, for relinearisation (whose columns keep their order) the second too.
         """
         basis, keys = self.basis, self.keys
         count, limbs, n = values.shape
         tables, q, p = basis.tables, basis.q, basis.p
-        out = np.empty((which.size, count, 2, limbs, n))
+        which = np.array(list(places.values()), dtype=np.int64)
         primes = [*range(limbs), basis.special]
 
         def digits_of(chunk: range, digits: Float) -> Iterable[tuple[Any, ...]]:
@@ -159,11 +170,11 @@ class Evaluator(Operations[Ciphertexts]):
 
         def ends_of(chunk: range, sums: Float) -> Iterable[tuple[Any, ...]]:
             for c in chunk:
-                for r, key in enumerate(which):
+                for r, (place, key) in enumerate(places.items()):
                     for m in (0, 1):
                         adds = m == 0 or key == keys.relinearisation
                         x = sums[c - chunk[0], r, m]
-                        yield x, rest[c, m], adds, keys.orders[key], out[r, c, m], basis.inverses, tables, q, p
+                        yield x, rest[c, m], adds, keys.orders[key], out[place, c, m], basis.inverses, tables, q, p
 
         size = max(1, SWITCHED_BYTES // ((limbs + 1) * n * 8 * (limbs + 2 * which.size)))
         for start in range(0, count, size):
@@ -176,7 +187,6 @@ class Evaluator(Operations[Ciphertexts]):
                 ((digits, keys.values, which, sums, j, k, q[k], p[k], self._terms) for j, k in enumerate(primes)),
             )
             basis.each(switching.finish_switch, ends_of(chunk, sums))
-        return out
 
     def rescale(self, x: Ciphertexts) -> Ciphertexts:
         if x.limbs < 2:

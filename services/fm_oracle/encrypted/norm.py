@@ -61,7 +61,7 @@ class Norm:
     def __call__(self, x: B, lowest: int, operations: Operations[B]) -> B:
         """x / sqrt(variance + epsilon) at `lowest` limbs, of a centred x that is higher."""
         channels = range(len(x))
-        squares = operations.relinearise(operations.sum_products(x, channels, x, channels))
+        squares = operations.relinearise(operations.sum_products(x, [channels], x, [channels]))
         v = operations.rescale(squares)
         v = operations.brought(v, 1 / self.channels, self.high)
         halved = self._halved_root(operations.plus(v, self.epsilon), lowest, operations)

@@ -114,8 +114,8 @@ class Operations(ABC, Generic[B]):
         """Channel by channel, or by y's only one: three components."""
 
     @abstractmethod
-    def sum_products(self, x: B, of_x: Sequence[int], y: B, of_y: Sequence[int]) -> B:
-        """The sum over t of x[of_x[t]] * y[of_y[t]]: one channel of three components."""
+    def sum_products(self, x: B, of_x: Sequence[Sequence[int]], y: B, of_y: Sequence[Sequence[int]]) -> B:
+        """For each c and each g the sum over t of x[of_x[g][t]] * y[of_y[c][t]]: channels of three components."""
 
     @abstractmethod
     def relinearise(self, x: B) -> B:
@@ -126,8 +126,8 @@ class Operations(ABC, Generic[B]):
         """x divided by its last prime: one limb fewer, the scale divided too."""
 
     @abstractmethod
-    def rotate(self, x: B, steps: Sequence[int]) -> list[B]:
-        """The slots of x moved to the left by each number of steps."""
+    def rotate(self, x: B, steps: Sequence[int]) -> B:
+        """The slots of x moved to the left by each number of steps, which may be 0: one batch after the other."""
 
     @abstractmethod
     def linear(self, layer: Layer, x: B) -> B:

@@ -61,8 +61,9 @@ class PlainEvaluator(Operations[Slots]):
     def products(self, x: Slots, y: Slots) -> Slots:
         return replace(x, values=x.values * y.values, scale=x.scale * y.scale, components=3)
 
-    def sum_products(self, x: Slots, of_x: Sequence[int], y: Slots, of_y: Sequence[int]) -> Slots:
-        values = np.einsum("ts,ts->s", x.values[list(of_x)], y.values[list(of_y)])[None]
+    def sum_products(self, x: Slots, of_x: Sequence[Sequence[int]], y: Slots, of_y: Sequence[Sequence[int]]) -> Slots:
+        pairs = ((x.values[list(left)], y.values[list(right)]) for right in of_y for left in of_x)
+        values = np.stack([np.einsum("ts,ts->s", left, right) for left, right in pairs])
         return replace(x, values=values, scale=x.scale * y.scale, components=3)
 
     def relinearise(self, x: Slots) -> Slots:
@@ -71,8 +72,8 @@ class PlainEvaluator(Operations[Slots]):
     def rescale(self, x: Slots) -> Slots:
         return replace(x, scale=x.scale / self.parameters.primes[x.limbs - 1], limbs=x.limbs - 1)
 
-    def rotate(self, x: Slots, steps: Sequence[int]) -> list[Slots]:
-        return [replace(x, values=np.roll(x.values, -step, axis=1)) for step in steps]
+    def rotate(self, x: Slots, steps: Sequence[int]) -> Slots:
+        return replace(x, values=np.concatenate([np.roll(x.values, -step, axis=1) for step in steps]))
 
     def linear(self, layer: Layer, x: Slots) -> Slots:
         return replace(x, values=(layer.integers / layer.scale) @ x.values, scale=x.scale * layer.scale)

@@ -98,11 +98,12 @@ class Planner(Operations[Shape]):
         terms = 4 * x.count * x.limbs
         return self._done(replace(x, scale=x.scale * y.scale, components=3), products=terms)
 
-    def sum_products(self, x: Shape, of_x: Sequence[int], y: Shape, of_y: Sequence[int]) -> Shape:
+    def sum_products(self, x: Shape, of_x: Sequence[Sequence[int]], y: Shape, of_y: Sequence[Sequence[int]]) -> Shape:
         if x.limbs != y.limbs:
             raise VeilfedError(Code.INPUT_INVALID, "products of different levels")
-        terms = 4 * len(of_x) * x.limbs
-        return self._done(replace(x, count=1, scale=x.scale * y.scale, components=3), products=terms)
+        count = len(of_x) * len(of_y)
+        terms = 4 * count * len(of_x[0]) * x.limbs
+        return self._done(replace(x, count=count, scale=x.scale * y.scale, components=3), products=terms)
 
     def relinearise(self, x: Shape) -> Shape:
         return self._done(replace(x, components=2), **_switching(x.limbs, x.count, 1))
@@ -113,8 +114,9 @@ class Planner(Operations[Shape]):
         out = replace(x, scale=x.scale / self.parameters.primes[x.limbs - 1], limbs=x.limbs - 1)
         return self._done(out, transforms=x.count * x.components * x.limbs)
 
-    def rotate(self, x: Shape, steps: Sequence[int]) -> list[Shape]:
-        return [self._done(x, **_switching(x.limbs, x.count, len(steps)))] * len(steps)
+    def rotate(self, x: Shape, steps: Sequence[int]) -> Shape:
+        switched = sum(step != 0 for step in steps)
+        return self._done(replace(x, count=x.count * len(steps)), **_switching(x.limbs, x.count, switched))
 
     def linear(self, layer: Layer, x: Shape) -> Shape:
         count, fan_in = layer.integers.shape

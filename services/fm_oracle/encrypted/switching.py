@@ -18,6 +18,8 @@ __all__ = ["decompose", "divide_by_last", "finish_switch", "fit", "inner_product
 
 # Columns that are worked on at a time: digits and accumulators stay in the first-level cache, keys are read once.
 BLOCK = 1024
+# The same for sums of products, which have three accumulators for each of several sums.
+SUM_BLOCK = 256
 
 
 def fit(bits: int) -> int:
@@ -173,29 +175,35 @@ def finish_switch(
 
 
 @njit(nogil=True, cache=True)
-def product_sums(x: Any, of_x: Any, y: Any, of_y: Any, out: Any, limb: int, q: float, p: float, terms: int) -> None:
-    """out[:, limb] = the three components of the sum over t of x[of_x[t]] * y[of_y[t]].
+def product_sums(
+    x: Any, of_x: Any, y: Any, of_y: Any, out: Any, limb: int, first: int, end: int, q: float, p: float, terms: int
+) -> None:
+    """Columns from `first` to `end` of out[c G + g, :, limb]: the sum over t of x[of_x[g, t]] * y[of_y[c, t]].
 
-    x and y are ciphertexts [.., 2, L, n]; out [3, L, n].
+    x and y are ciphertexts [.., 2, L, n], out has three components [C G, 3, L, n]; of_x [G, T], of_y [C, T]. Of some
+    columns, x stays in the second-level cache while all c are done.
     """
-    n = out.shape[2]
+    groups = of_x.shape[0]
     start = _start(terms)
-    high, low = np.empty((3, BLOCK)), np.empty((3, BLOCK))
-    for s in range(0, n, BLOCK):
-        e = s + BLOCK
-        high[:] = start
-        low[:] = 0.0
-        held = 0
-        for t in range(of_x.size):
-            a0, a1 = x[of_x[t], 0, limb, s:e], x[of_x[t], 1, limb, s:e]
-            b0, b1 = y[of_y[t], 0, limb, s:e], y[of_y[t], 1, limb, s:e]
-            if held + 2 > terms:
-                for c in range(3):
-                    _flush(high[c], low[c], low[c], start, q, p)
-                held = 1
-            _accumulate(high[0], low[0], a0, b0)
-            _accumulate_two(high[1], low[1], a0, b1, a1, b0)
-            _accumulate(high[2], low[2], a1, b1)
-            held += 2
-        for c in range(3):
-            _flush(high[c], low[c], out[c, limb, s:e], start, q, p)
+    high, low = np.empty((groups, 3, SUM_BLOCK)), np.empty((groups, 3, SUM_BLOCK))
+    for s in range(first, end, SUM_BLOCK):
+        e = s + SUM_BLOCK
+        for c in range(of_y.shape[0]):
+            high[:] = start
+            low[:] = 0.0
+            held = 0
+            for t in range(of_y.shape[1]):
+                b0, b1 = y[of_y[c, t], 0, limb, s:e], y[of_y[c, t], 1, limb, s:e]
+                full = held + 2 > terms
+                for g in range(groups):
+                    a0, a1 = x[of_x[g, t], 0, limb, s:e], x[of_x[g, t], 1, limb, s:e]
+                    if full:
+                        for m in range(3):
+                            _flush(high[g, m], low[g, m], low[g, m], start, q, p)
+                    _accumulate(high[g, 0], low[g, 0], a0, b0)
+                    _accumulate_two(high[g, 1], low[g, 1], a0, b1, a1, b0)
+                    _accumulate(high[g, 2], low[g, 2], a1, b1)
+                held = 3 if full else held + 2
+            for g in range(groups):
+                for m in range(3):
+                    _flush(high[g, m], low[g, m], out[c * groups + g, m, limb, s:e], start, q, p)
