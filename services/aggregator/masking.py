@@ -130,6 +130,9 @@ class Masking:
     async def answer(self, stream: Stream, answer: MaskAnswer) -> None:
         """Takes an answer into its phase. What comes late, or twice, is of no consequence."""
         key, institution = (answer.job_id, answer.round), stream.identity.institution
+        find = partial(self._engine.machine.masked_round, job_id=answer.job_id, number=answer.round)
+        if await self._engine.run(find) is None:
+            return  # before anything is made for it: an agent can name any number of rounds
         async with self._locks[key]:
             live = await self._live(key)
             kind = answer.WhichOneof("body")

@@ -33,6 +33,8 @@ REASONS = {
     Code.STATE_CORRUPT: "the institution's state of this job is damaged",
     Code.UPDATE_INVALID: "training diverged",
 }
+# The session has ended, or the disk is full.
+TRANSIENT = frozenset({Code.UNREACHABLE, Code.TIMEOUT, Code.FILE_UNUSABLE})
 OTHER_REASON = "the institution could not take part in the masked sum"
 
 
@@ -89,16 +91,16 @@ class Masker:
         async with self._lock:
             try:
                 answer = await self._answer(session, job, request)
+                if answer is not None:
+                    session.send_mask(answer)
             except VeilfedError as error:
-                log.error(
-                    "masking refused", job=job.job_id, round=request.round, code=error.code.name, message=error.message
-                )
-                if error.code in {Code.UNREACHABLE, Code.TIMEOUT, Code.FILE_UNUSABLE}:
+                told = {"code": error.code.name, "message": error.message}
+                log.error("masking refused", job=job.job_id, round=request.round, **told)
+                if error.code in TRANSIENT:
                     return  # asked again, with the next session
-                reason = REASONS.get(error.code, OTHER_REASON)
+                refusal = MaskRefusal(code=error.code.name, reason=REASONS.get(error.code, OTHER_REASON))
                 answer = _empty(request)
-                answer.refusal.CopyFrom(MaskRefusal(code=error.code.name, reason=reason))
-            if answer is not None:
+                answer.refusal.CopyFrom(refusal)
                 session.send_mask(answer)
 
     async def _answer(self, session: Session, job: JobFolder, request: MaskRequest) -> MaskAnswer | None:

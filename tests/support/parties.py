@@ -26,6 +26,8 @@ __all__ = ["Parties", "Party", "running_parties"]
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 1.5
+# Many processes start at once, on a machine that may be busy otherwise.
+READY_SECONDS = 240
 
 
 class Party:
@@ -146,11 +148,12 @@ class Parties:
         return Party(arguments, self.folder / f"oracle-{institution}")
 
     def start(self) -> None:
-        everyone = [self.aggregator, *self.oracles.values(), *self.agents.values()]
-        for party in everyone:
-            party.start()
-        for party in everyone:
-            party.process.ready()
+        """One group after the other: all at once would take each of them longer than it is waited for."""
+        for group in ([self.aggregator], self.oracles.values(), self.agents.values()):
+            for party in group:
+                party.start()
+            for party in group:
+                party.process.ready(READY_SECONDS)
 
     def stop(self) -> None:
         for party in (*self.agents.values(), *self.oracles.values(), self.aggregator):

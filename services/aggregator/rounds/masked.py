@@ -13,6 +13,7 @@ from aggregator.rounds.book import Job
 from aggregator.rounds.changes import Changes
 from aggregator.rounds.closing import round_in
 from aggregator.rounds.records import Effects, Refused, RoundState, TaskState
+from aggregator.secagg import Phase
 from aggregator.store.schema import MaskRow, RoundRow, TaskRow
 from veilfed.errors import Code
 
@@ -135,9 +136,10 @@ class Masked(Changes):
         return effects
 
     def next_attempt(self, connection: Connection, job: Job, number: int, attempt: int) -> Effects:
-        """Begins again after `attempt`."""
+        """Begins again after `attempt`. Nothing if shares may have been revealed in it."""
         effects = Effects()
-        here = round_in(RoundState.MASKING).where(RoundRow.attempt == attempt)
+        # What was asked for last reveals: then there is no other attempt.
+        here = round_in(RoundState.MASKING).where(RoundRow.attempt == attempt, RoundRow.phase < Phase.REVEAL)
         if connection.execute(here.values(phase=0), {"of_job": job.id, "round": number}).rowcount:
             self._begin_masking(connection, job, number, attempt + 1, effects)
         return effects
