@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,8 @@ class Prompting:
         # A head of zeros: the first batch says nothing about the prompts, and needs no samples to be embedded before.
         head = np.zeros(strategy.classifier_shape, np.float32)
         spec = self._method.tuning(self._spec.seed, self._institution)
-        tuner = Tuner(spec, first, rows.labels[rows.train], head)
+        made = partial(Tuner, spec, first, rows.labels[rows.train], head)
+        tuner = await asyncio.get_running_loop().run_in_executor(arithmetic, made)
         async with self._features.oracle(strategy.dimension) as (samples, oracle):
             oracle.check_prompts(strategy.prompt_width, gradients=strategy.tuning == "gradients")
             sha256 = self._order.model_sha256

@@ -50,14 +50,16 @@ async def tune(
     loop = asyncio.get_running_loop()
     kept = await asyncio.to_thread(folder.tuning, model_sha256)
     if kept is not None:
-        tuner.resume(kept, f"job {folder.job_id}: where the tuning of prompts stands")
+        where = f"job {folder.job_id}: where the tuning of prompts stands"
+        await loop.run_in_executor(arithmetic, partial(tuner.resume, kept, where))
     if not tuner.done:  # else those after it may have been answered already
         _check_quota(oracle, tuner.queries_left + queries_after)
     saved = told = time.monotonic()
     while not tuner.done:
         if cancelled():
             raise VeilfedError(Code.CANCELLED, "the tuning of prompts was stopped")
-        answers = [await _answer(oracle, samples, rows, question) for question in tuner.ask()]
+        questions = await loop.run_in_executor(arithmetic, tuner.ask)
+        answers = [await _answer(oracle, samples, rows, question) for question in questions]
         await loop.run_in_executor(arithmetic, partial(tuner.take, answers))
         now = time.monotonic()
         if now - saved > KEEP_SECONDS or tuner.done:
