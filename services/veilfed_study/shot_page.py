@@ -87,8 +87,9 @@ def _how(found: Sequence[Found]) -> str:
         "has the defaults of a [job](../reference/job.md), with gradients, but for batches of 16: clients are small, "
         "and the first batch of a tuning moves no prompts. None of this was chosen on these data.\n\n"
         "Bytes are of one client in the whole job. Seconds are the processor's, of all clients and the aggregator one "
-        "after the other in one process with one thread, without evaluation: they do not grow "
-        "with what else the machine does, but for caches that are shared. Costs are those at the largest alpha.\n"
+        "after the other in one process with one thread, without evaluation and without the model, whose seconds stand "
+        "apart: they do not grow with what else the machine does, but for caches and memory that are shared. Costs are "
+        "those at the largest alpha.\n"
     )
 
 
@@ -129,7 +130,8 @@ def _task(found: Found) -> str:
         "On each client's own mix of classes, FedOPAL's with the client's own prompts:",
         shot_tables.accuracies(beside, clients, "own", costly=False).markdown(),
         "Costs: bytes of one client, the rest of all clients together. Embeddings are those of the training rows, "
-        "which all methods need once; FedOPAL's are made after the tuning, with its prompts.",
+        "which all methods need once; FedOPAL's are made after the tuning, with its prompts. Lambda changes no cost: "
+        "of variants that differ in it alone the first is shown.",
         shot_tables.costs(beside, clients).markdown(),
         f"How FedOPAL's prompts are tuned, on the same rows, at alpha {found.sweep['alphas'][0]:g} (mu infinite is AFL "
         "on the features of the first prompts):",
