@@ -151,7 +151,8 @@ class Masker:
             context,
             credentials,
             allowed=allowed,
-            least=own.min_cohort,
+            # A share of the noise protects in a sum of as many as the specification counts on.
+            least=max(own.min_cohort, spec.quorum if spec.noise_parties > 1 else 0),
             keep=job.keep_masking,
             kept=job.masking(),
         )

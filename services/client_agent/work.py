@@ -76,7 +76,7 @@ def prepare(
             institution=institution,
             min_class_samples=policy.min_class_samples,
             min_samples=policy.min_evaluation_samples,
-            noise=None if spec.privacy is None else Noise(spec.privacy, spec.fold.fraction_bits),
+            noise=None if spec.privacy is None else Noise(spec.privacy, spec.fold.fraction_bits, spec.noise_parties),
         )
     return Prepared(spec, method, trainer, len(train), features[test], labels[test])
 

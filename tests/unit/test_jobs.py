@@ -145,3 +145,19 @@ def test_privacy_that_a_job_cannot_have_is_refused(changes: dict[str, Any], word
     with pytest.raises(VeilfedError, match=words) as refused:
         parse_job(json.dumps(document(**changes)))
     assert refused.value.code is Code.JOB_INVALID
+
+
+def test_noise_is_divided_where_the_sum_of_a_quorum_is_all_that_is_seen() -> None:
+    afl = {"strategy": AFL, "rounds": 1, "cohort__train": MANY[:9], "quorum": 7}
+    masked = {"secure_aggregation": {}}
+    for changes, parties in (
+        ({"privacy": PRIVATE["statistics"]}, 1),
+        ({"privacy": PRIVATE["statistics"], **masked}, 6),
+        ({"privacy": {**PRIVATE["statistics"], "colluders": 3}, **masked}, 4),
+        ({"privacy": {**PRIVATE["statistics"], "colluders": 8}, **masked}, 1),
+        (masked, 1),
+    ):
+        assert parse_job(json.dumps(document(**afl, **changes))).noise_parties == parties
+    # Float32 would round each update by itself: there every institution adds all of the noise.
+    update = document(cohort__train=MANY[:9], quorum=7, privacy=PRIVATE["update"], **masked)
+    assert parse_job(json.dumps(update)).noise_parties == 1

@@ -122,8 +122,12 @@ def test_the_noise_of_statistics_is_symmetric_and_of_the_variance_that_is_charge
 def test_a_share_of_the_noise_adds_up_to_all_of_it() -> None:
     privacy = StatisticsPrivacy(mode="statistics", noise_multiplier=2.0)
     noises = [Noise(privacy, parties=4, source=seeded(seed)) for seed in range(4)]
-    cross = sum(np.asarray(PrivateStatistics(60, 60).noisy(privacy, noise)["cross"], np.float64) for noise in noises)
-    assert abs(np.asarray(cross).var() / 12 - 1) < 5 * math.sqrt(2 / 3600)
+    made = [PrivateStatistics(60, 60).noisy(privacy, noise) for noise in noises]
+    cross = np.sum([np.asarray(arrays["cross"], np.float64) for arrays in made], axis=0)
+    assert abs(cross.var() / 12 - 1) < 5 * math.sqrt(2 / 3600)
+    # Counts are on the grid of whole numbers, where less than a variance of 4 each would not add up to the same.
+    counts = np.concatenate([np.asarray(arrays["counts"], np.float64) for arrays in made])
+    assert abs(counts.var() / 4 - 1) < 5 * math.sqrt(2 / 240)
 
 
 def test_an_update_is_clipped_jointly_and_noised_on_the_grid_of_the_ring() -> None:

@@ -96,7 +96,9 @@ class PrivateStatistics:
         gram = gram + symmetric_noise(variance, gram.shape, source)
         np.einsum("ii->i", gram)[:] += discrete_gaussian(variance, len(gram), source)
         sums = sums + discrete_gaussian(variance, sums.size, source).reshape(sums.shape)
-        counts = counts + discrete_gaussian(share(privacy.variance(0), noise.parties), len(counts), source)
+        whole = privacy.variance(0)
+        # Of discrete Gaussians with variances of 4 and more, the sum is one to a part in 10^15 (Kairouz et al., 2021).
+        counts = counts + discrete_gaussian(max(share(whole, noise.parties), min(whole, 4)), len(counts), source)
         unit = 2.0**-STATISTICS_BITS
         return {
             GRAM: triangle.pack(gram * unit),

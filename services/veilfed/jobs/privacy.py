@@ -51,6 +51,11 @@ class StatisticsPrivacy(_Privacy):
     """
 
     mode: Literal["statistics"]
+    colluders: int = Field(
+        1,
+        ge=0,
+        description="with secure aggregation: so many institutions may tell their noise; each knows its own at least",
+    )
 
     def variance(self, fraction_bits: int) -> int:
         """Of the noise, in units of 2^-fraction_bits squared."""

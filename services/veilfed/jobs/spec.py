@@ -10,7 +10,7 @@ from veilfed.errors import Code
 from veilfed.identity.names import LABEL
 from veilfed.jobs.analytic import AnalyticSpec, RidgeSpec
 from veilfed.jobs.base import TrainedSpec
-from veilfed.jobs.privacy import Privacy, UpdatePrivacy
+from veilfed.jobs.privacy import Privacy, StatisticsPrivacy, UpdatePrivacy
 from veilfed.jobs.strategies import Strategy, StrategyName
 from veilfed.privacy import MAX_DEVIATION, Release
 
@@ -146,6 +146,17 @@ class JobSpec(Strict):
     def changes(self) -> int:
         """How often the job may be changed after its end: two sums over other institutions would tell their parts."""
         return 0 if self.secure_aggregation is not None else self.strategy.changes
+
+    @property
+    def noise_parties(self) -> int:
+        """Institutions among which the noise of one release is divided.
+
+        Where the sum is all that is seen, it has the noise of `quorum` institutions at least, of which the colluders
+        know theirs. Only statistics are divided: they are masked on the grid of their noise, without rounding.
+        """
+        if self.secure_aggregation is None or not isinstance(self.privacy, StatisticsPrivacy):
+            return 1
+        return max(1, self.quorum - self.privacy.colluders)
 
     @property
     def last_round(self) -> int:
