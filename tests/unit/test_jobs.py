@@ -149,7 +149,7 @@ def test_privacy_that_a_job_cannot_have_is_refused(changes: dict[str, Any], word
 
 def test_noise_is_divided_where_the_sum_of_a_quorum_is_all_that_is_seen() -> None:
     afl = {"strategy": AFL, "rounds": 1, "cohort__train": MANY[:9], "quorum": 7}
-    masked = {"secure_aggregation": {}}
+    masked: dict[str, Any] = {"secure_aggregation": {}}
     for changes, parties in (
         ({"privacy": PRIVATE["statistics"]}, 1),
         ({"privacy": PRIVATE["statistics"], **masked}, 6),
