@@ -236,6 +236,39 @@ def analytic_report(
     output.result(None, f"{page}: {', '.join(wanted)}")
 
 
+@app.command()
+@taking(options.choice)
+def privacy(
+    choice: options.Choice,
+    out: options.Out,
+    mechanisms: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
+    seeds: options.Seeds = "50,77,98",
+    sizes: Annotated[str, typer.Option(help="Numbers of institutions.")] = "4,40",
+    epsilons: Annotated[str, typer.Option(help="Values of epsilon.")] = "0.5,1,2,4,8,16",
+    page: Annotated[Path | None, typer.Option(help="Write the page of results here, its plot to `figures`.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Accuracy against epsilon of the methods that a job can have with privacy."""
+    from veilfed_study import privacy as study  # noqa: PLC0415
+    from veilfed_study import privacy_page  # noqa: PLC0415
+    from veilfed_study import report as reporting  # noqa: PLC0415
+    from veilfed_study.store import Store  # noqa: PLC0415
+
+    asked, chosen = study.named(mechanisms), options.seeds(seeds)
+    counts = sorted(options.counts(sizes, "--sizes"))
+    targets = study.targets(options.numbers(epsilons, float, "--epsilons"))
+    subject = choice.subject()
+    folder = out / subject.folder
+    with _training(len(asked) * len(chosen) * len(counts) * (len(targets) + 1)) as told:
+        document = study.study(subject, asked, chosen, counts, targets, Store(folder / "privacy"), told)
+    reporting.write_document(json_file or folder / "privacy.json", document)
+    for table in privacy_page.keep(document, folder):
+        output.result(None, output.table(table.columns, table.rows, table.title))
+    if page is not None:
+        command = f"veilfed study privacy --task {subject.name} --out results --page {page.name}"
+        privacy_page.write_page(document, page, command)
+
+
 def _print(document: dict[str, Any]) -> None:
     from veilfed_study import tables  # noqa: PLC0415
 

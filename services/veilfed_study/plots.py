@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 
 from veilfed.files import write_atomic
 
-__all__ = ["accuracy_by_round", "all_plots", "alpha_curves", "conflict_by_round", "heat_map", "scale_curves", "write"]
+__all__ = [
+    "accuracy_by_round",
+    "all_plots",
+    "alpha_curves",
+    "conflict_by_round",
+    "epsilon_curves",
+    "heat_map",
+    "scale_curves",
+    "write",
+]
 
 Document = Mapping[str, Any]
 
@@ -97,6 +106,29 @@ def alpha_curves(document: Document) -> Figure:
         }
         title = f"{document['task']}, {clients} clients"
         panels.append(_Panel(title, "log10 of alpha", "accuracy, per cent", curves, places))
+    return _curves(panels, least=1, marker="o")
+
+
+def epsilon_curves(document: Document) -> Figure:
+    """Accuracy over epsilon for each number of institutions; what it is without noise is the point at the right."""
+    epsilons = document["epsilons"]
+    # Without noise: a place further on, as far as the last two are from each other.
+    places = [float(np.log2(value)) for value in epsilons]
+    places = [max(places) + 1.0, *places]
+    panels = [
+        _Panel(
+            f"{document['task']}, {institutions} institutions",
+            "log2 of epsilon (the last point: no noise)",
+            "accuracy, per cent",
+            {
+                row["label"]: _percent([cell["accuracy"]["mean"] for cell in row["cells"]])
+                for row in document["rows"]
+                if row["institutions"] == institutions
+            },
+            places,
+        )
+        for institutions in dict.fromkeys(row["institutions"] for row in document["rows"])
+    ]
     return _curves(panels, least=1, marker="o")
 
 

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 from aggregator.strategies import strategy_for
+from client_agent.privacy.gaussian import seeded
+from client_agent.privacy.mechanisms import Noise
 from client_agent.trainers import Method, State, Trains, method_for, trainer_for
 from client_agent.trainers.fedopal import Fedopal
 from veilfed.errors import Code, VeilfedError
@@ -40,17 +42,19 @@ def rounds(
     class_vectors: Array | None = None,
     min_class_samples: int = LEAST,
     backbone: Backbone | None = None,
+    noise_parties: int = 1,
 ) -> Iterator[Snapshot]:
-    """Rounds 0 to spec.rounds of a job, as over the services.
+    """Rounds 0 to spec.rounds of a job, as over the services; but the noise of a job with privacy is the seed's.
 
     `parts` has the institutions of the cohort; `min_class_samples` is their policy's; `backbone` embeds for methods
-    with prompts. Raises VeilfedError: JOB_INVALID, DATA_INVALID, UPDATE_INVALID for training that diverged, and
-    INPUT_INVALID for a method with prompts without a backbone.
+    with prompts; each of `noise_parties` adds a share of the noise. Raises VeilfedError: JOB_INVALID, DATA_INVALID,
+    UPDATE_INVALID for training that diverged, and INPUT_INVALID for a method with prompts without a backbone.
     """
     strategy, method = strategy_for(spec), method_for(spec.strategy)
     model = strategy.initial(class_vectors)
     trainers = {
-        name: _trainer(spec, method, parts[name], name, min_class_samples, backbone) for name in spec.cohort.train
+        name: _trainer(spec, method, parts[name], name, min_class_samples, backbone, noise_parties)
+        for name in spec.cohort.train
     }
     states = _there({name: trainer.initial_state(model) for name, trainer in trainers.items()})
     for number in range(spec.rounds):
@@ -63,10 +67,15 @@ def rounds(
 
 
 def _trainer(
-    spec: JobSpec, method: Method[Any], part: Part, name: str, least: int, backbone: Backbone | None
+    spec: JobSpec, method: Method[Any], part: Part, name: str, least: int, backbone: Backbone | None, parties: int
 ) -> Trains:
     if not isinstance(method, Fedopal):
-        return trainer_for(method, *part.training, seed=spec.seed, institution=name, min_class_samples=least)
+        noise = None
+        if spec.privacy is not None:
+            noise = Noise(spec.privacy, spec.fold.fraction_bits, parties, seeded([spec.seed, *name.encode()]))
+        return trainer_for(
+            method, *part.training, seed=spec.seed, institution=name, min_class_samples=least, noise=noise
+        )
     if backbone is None:
         raise VeilfedError(Code.INPUT_INVALID, "fedopal needs a model that takes prompts")
     return Prompted(method, part, spec.seed, name, least, backbone)
