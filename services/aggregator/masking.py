@@ -208,16 +208,13 @@ class Masking:
         return KeptAnswer(Phase.MASK, institution, b"", sha256)
 
     async def _leave_out(self, live: _Live, institution: str, refused: Refused) -> None:
-        engine = self._engine
-        await engine.change(
-            partial(
-                engine.machine.leave_out,
-                job_id=live.job.id,
-                number=live.round,
-                institution=institution,
-                refused=refused,
-            )
-        )
+        """The phase waits for it no more. Once its vector is in the sum it stays in the sum, and in the round."""
+        told = {"institution": institution, "code": refused.code, "reason": refused.reason}
+        log.warning("masking without an institution", job=live.job.id, round=live.round, **told)
+        machine = self._engine.machine
+        if live.sum.phase <= Phase.MASK:
+            leave = partial(machine.leave_out, job_id=live.job.id, number=live.round)
+            await self._engine.change(partial(leave, institution=institution, refused=refused))
         live.trained.discard(institution)
 
     # Time, and what follows.
