@@ -64,6 +64,7 @@ def _job(folder: Any, config: Any) -> dict[str, Any]:
         "classes": list(spec.strategy.classes),
         "sends": sorted(spec.strategy.update_shapes),
         "masked": spec.secure_aggregation is not None,
+        "privacy": None if spec.privacy is None else spec.privacy.model_dump(),
         "train": spec.cohort.train,
         "evaluate": spec.cohort.evaluate,
         "role": "train" if institution in spec.cohort.train else "evaluate",

@@ -54,6 +54,14 @@ def report(parties: Parties, folder: Path, job_id: str, *more: str) -> str:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+def listed(parties: Parties, job_id: str) -> dict[str, Any]:
+    """The privacy of a job by `veilfed agent jobs`."""
+    arguments = veilfed("agent", "jobs", "--config", parties.folder / "north" / "agent.yaml", "--json")
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+    (found,) = [row["privacy"] for row in json.loads(done.stdout) if row["job"] == job_id]
+    return dict(found)
+
+
 @pytest.mark.parametrize("privacy", [UPDATE, SAMPLE], ids=lambda privacy: privacy["mode"])
 @asynchronous
 async def test_each_update_is_charged_before_it_leaves(
@@ -74,6 +82,7 @@ async def test_each_update_is_charged_before_it_leaves(
     assert (told["mode"], told["updates"]) == (privacy["mode"], 2)
     assert told["epsilon"] == pytest.approx(spent[1], rel=1e-5)
     assert "Privacy of each institution" in report(parties, tmp_path, job_id)
+    assert listed(parties, job_id) | privacy == listed(parties, job_id)
     # An institution that evaluates only spends nothing.
     assert not any(record["kind"] == "privacy" for record in records(parties, "west", job_id))
 
