@@ -12,6 +12,7 @@ from aggregator.secagg import Phase, SecureSum
 from aggregator.strategies import Report
 from veilfed.errors import Code, VeilfedError
 from veilfed.secagg import Context, Words
+from veilfed.secagg.cohort import last_valid
 from veilfed.secagg.encoding import MASKED, encoding_for
 from veilfed.v1.secagg_pb2 import Advertisement, Confirmation, Reveal, Shares
 from veilfed.wire.tensors import Arrays, digest, parse_map
@@ -29,10 +30,16 @@ _KEPT: dict[Phase, type[Message]] = {
 def replayed(
     job: Job, stands: MaskedRound, answers: Sequence[KeptAnswer], federation: str, bundle_pem: bytes
 ) -> SecureSum:
-    """What the aggregator knew when it kept the last of the answers. Errors as SecureSum."""
+    """What the aggregator knew when it kept the last of the answers. Errors as SecureSum.
+
+    COHORT_INVALID too where a certificate has ended before all institutions have accepted the cohort.
+    """
     spec_sha256, form = digest(job.spec_json.encode()), encoding_for(job.spec, stands.round).form
     context = Context(job.id, stands.round, stands.attempt, spec_sha256, form)
-    made = SecureSum(context, job.spec.cohort.train, job.spec.quorum, federation, bundle_pem)
+    at = None
+    if stands.phase > Phase.SHARE:
+        at = last_valid(_keys(answer) for answer in answers if answer.phase == Phase.ADVERTISE)
+    made = SecureSum(context, job.spec.cohort.train, job.spec.quorum, federation, bundle_pem, at)
     for answer in answers:
         while made.phase < answer.phase:
             made.advance()
@@ -43,6 +50,10 @@ def replayed(
     while made.phase < stands.phase:
         made.advance()
     return made
+
+
+def _keys(answer: KeptAnswer) -> Advertisement:
+    return Advertisement.FromString(answer.message)
 
 
 def fold_masked(

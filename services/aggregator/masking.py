@@ -253,7 +253,7 @@ class Masking:
         try:
             await asyncio.to_thread(live.sum.advance)
         except VeilfedError as error:
-            await self._again(live, error.message)
+            await self._again(live.job, live.round, live.attempt, len(live.trained), error.message)
             return
         move = partial(machine.next_phase, job=live.job, number=live.round, attempt=live.attempt, phase=phase)
         if not await self._engine.run(move):
@@ -261,19 +261,19 @@ class Masking:
             return
         self._ask(live)
 
-    async def _again(self, live: _Live, why: str) -> None:
-        """Nothing was revealed yet: another attempt, unless too few are left or it was the last."""
+    async def _again(self, job: Job, number: int, attempt: int, left: int, why: str) -> None:
+        """Nothing was revealed yet: another attempt, unless too few are `left` or it was the last."""
         machine = self._engine.machine
-        self._rounds.pop(live.key, None)
-        log.warning("masking failed", job=live.job.id, round=live.round, attempt=live.attempt, reason=why)
-        if live.attempt + 1 < MAX_ATTEMPTS and len(live.trained) >= live.job.spec.quorum:
-            await self._engine.change(
-                partial(machine.next_attempt, job=live.job, number=live.round, attempt=live.attempt)
-            )
+        self._rounds.pop((job.id, number), None)
+        log.warning("masking failed", job=job.id, round=number, attempt=attempt, reason=why)
+        if attempt + 1 < MAX_ATTEMPTS and left >= job.spec.quorum:
+            await self._engine.change(partial(machine.next_attempt, job=job, number=number, attempt=attempt))
         else:
-            await self._engine.change(
-                partial(machine.fail_masking, job=live.job, number=live.round, message=f"secure aggregation: {why}")
-            )
+            await self._fail(job, number, why)
+
+    async def _fail(self, job: Job, number: int, why: str) -> None:
+        fail = partial(self._engine.machine.fail_masking, job=job, number=number)
+        await self._engine.change(partial(fail, message=f"secure aggregation: {why}"))
 
     def forget(self, job_id: str) -> None:
         """The job has ended."""
@@ -297,7 +297,14 @@ class Masking:
         job = await engine.job(job_id)
         answers = await engine.run(partial(engine.machine.answers, job_id=job_id, number=number))
         trained = await engine.run(partial(engine.machine.trained, job_id=job_id, number=number))
-        made = await asyncio.to_thread(replayed, job, stands, answers, self._federation, self._bundle)
+        try:
+            made = await asyncio.to_thread(replayed, job, stands, answers, self._federation, self._bundle)
+        except VeilfedError as error:  # such as a certificate that ended while the aggregator was stopped
+            if stands.phase < Phase.REVEAL:
+                await self._again(job, number, stands.attempt, len(trained), error.message)
+            else:
+                await self._fail(job, number, error.message)
+            return None
         self._rounds[key] = _Live(job, number, stands.attempt, made, set(trained))
         return self._rounds[key]
 

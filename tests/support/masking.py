@@ -36,12 +36,17 @@ def _authority(name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 @lru_cache(maxsize=2000)
 def credentials_of(
-    institution: str, name: str = "agent", role: Role = Role.AGENT, federation: str = FEDERATION, ca: str = "ca"
+    institution: str,
+    name: str = "agent",
+    role: Role = Role.AGENT,
+    federation: str = FEDERATION,
+    ca: str = "ca",
+    until: timedelta = timedelta(days=1),
 ) -> Credentials:
-    """Of a new key, signed by the federation's root or by another that calls itself so."""
+    """Of a new key, signed by the federation's root or by another that calls itself so; valid from 5 minutes ago on."""
     root, root_key = _authority(ca)
     identity, key = Identity(federation, role, institution, name), make_key()
-    leaf = sign(root, root_key, identity, key.public_key(), NOW - timedelta(minutes=5), NOW + timedelta(days=1))
+    leaf = sign(root, root_key, identity, key.public_key(), NOW - timedelta(minutes=5), NOW + until)
     return Credentials(identity, certificate_pem(leaf), key_pem(key), roots())
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from aggregator.engine import Engine
 from aggregator.hub import MAX_QUEUE, Hub, Stream
 from aggregator.intake import Intake
 from aggregator.rounds import queries, sessions
-from aggregator.rounds.records import Offer
+from aggregator.rounds.masked import KeptAnswer
+from aggregator.rounds.records import MaskOffer, Offer
 from aggregator.store.database import Database
 from aggregator.store.schema import TaskRow
 from tests.support.aggregators import job_spec
@@ -212,3 +214,27 @@ async def test_a_stream_that_is_not_read_is_closed() -> None:
         stream.send(WorkResponse())
     with pytest.raises(VeilfedError, match="does not read"):
         await stream.next()
+
+
+@asynchronous
+async def test_a_masked_round_that_cannot_be_made_again_from_the_database_begins_anew(
+    tmp_path: Path, credentials: Credentials
+) -> None:
+    """Such as after a stop that lasted longer than a certificate: else it would stand still, and others with it."""
+    document = job_spec(["north", "south", "west"], rounds=1, quorum=3, secure_aggregation={})
+    async with running(tmp_path) as engine:
+        job_id = await engine.submit(yaml.safe_dump(document))
+        for stream in [await join(engine, name) for name in document["cohort"]["train"]]:
+            offer = await stream.next()
+            assert isinstance(offer, Offer)
+            task = (await engine.task(offer)).task
+            await Intake(engine, credentials).update(stream, answer(task, weight=0.0))
+        [stands] = await engine.run(engine.machine.masking)
+        kept = [KeptAnswer(stands.phase, "north", b"")]
+        keep = partial(engine.machine.keep_answers, job_id=job_id, number=0, attempt=stands.attempt, kept=kept)
+        assert await engine.run(keep)
+    async with running(tmp_path) as engine:
+        for attempt in range(3):
+            [stands] = await engine.run(engine.machine.masking)
+            assert stands.attempt == min(attempt, 1)
+            await engine.masking.request(MaskOffer(job_id, 0), "south")

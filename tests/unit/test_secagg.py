@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.secagg import Phase
+from aggregator.secagg import Phase, SecureSum
 from client_agent.secagg import Participant
 from client_agent.secagg.state import Kept
-from tests.support.masking import FEDERATION, Member, Room, credentials_of, names
+from tests.support.masking import FEDERATION, Member, Room, credentials_of, names, roots
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Role
 from veilfed.secagg import Context, Format, Words, threshold
-from veilfed.secagg.cohort import advertisement_statement, survivors_statement
+from veilfed.secagg.cohort import advertisement_statement, last_valid, survivors_statement
 from veilfed.secagg.masks import apply_masks, pair_mask_key
 from veilfed.secagg.shamir import join
 from veilfed.v1.secagg_pb2 import (
@@ -463,6 +464,44 @@ def test_kept_secrets_that_are_damaged_or_of_another_job() -> None:
     refused(Code.STATE_CORRUPT, member.begin)
     member.disk[-1] = Kept.new(Context("job-2", 0, 0, "0" * 64, SMALL), bytes(32)).to_bytes()
     refused(Code.STATE_CORRUPT, member.begin)
+
+
+def test_certificates_that_have_ended_since_the_cohort_was_accepted() -> None:
+    """Who restarts then goes on, on either side; nobody new is taken with such a certificate."""
+    members, then = names(3), datetime.now(UTC) - timedelta(minutes=2)
+    vectors, context = vectors_of(members, SMALL), Context("job-1", 0, 0, "0" * 64, SMALL)
+    disks: dict[str, list[bytes]] = {name: [] for name in members}
+
+    def client(name: str, at: datetime | None) -> Participant:
+        credentials = credentials_of(name, until=timedelta(minutes=-1))
+        disk = disks[name]
+        kept = disk[-1] if disk else None
+        return Participant.begin(context, credentials, allowed=members, least=3, keep=disk.append, kept=kept, at=at)
+
+    ads = {name: client(name, then).advertise() for name in members}
+    refused(Code.COHORT_INVALID, SecureSum(context, members, 3, FEDERATION, roots()).take, members[0], ads[members[0]])
+    ended = last_valid(ads.values())
+    assert then < ended < datetime.now(UTC)
+    server = SecureSum(context, members, 3, FEDERATION, roots(), ended)
+    for name in members:
+        server.take(name, ads[name])
+    server.advance()
+    for name in members:
+        request = server.request(name)
+        assert isinstance(request, MaskingCohort)
+        refused(Code.COHORT_INVALID, client(name, None).share, request)
+        server.take(name, client(name, then).share(request))
+    server.advance()
+    for name in members:
+        delivery = server.request(name)
+        assert isinstance(delivery, Delivery)
+        assert client(name, None).mask(delivery, vectors[name]).size
+
+
+def test_certificates_that_are_valid_are_looked_at_now() -> None:
+    before = datetime.now(UTC)
+    room = room_of(3)
+    assert before <= last_valid(client.advertise() for client in room.clients.values()) <= datetime.now(UTC)
 
 
 # What institutions send that is wrong counts for nothing.

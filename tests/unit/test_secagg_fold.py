@@ -79,6 +79,12 @@ def test_the_same_bytes(name: str, changes: dict[str, Any], number: int) -> None
     assert not made.sealed
 
 
+def test_counts_are_in_one_sum_alone() -> None:
+    """Two sums of them, over institutions that differ by one, would tell those of that one."""
+    spec = masked("fedopal", reextract=True)
+    assert [COUNTS in encoding_for(spec, number).narrow for number in range(2)] == [False, True]
+
+
 def _changed(made: Strategy, total: Words, name: str, by: int) -> None:
     number = 0
     encoding = encoding_for(made.spec, number)

@@ -23,7 +23,7 @@ from veilfed.errors import Code, VeilfedError
 from veilfed.identity.certificates import load_key
 from veilfed.identity.material import Credentials
 from veilfed.secagg import Cohort, Context, Words, threshold
-from veilfed.secagg.cohort import advertisement_statement, survivors_statement
+from veilfed.secagg.cohort import advertisement_statement, last_valid, survivors_statement
 from veilfed.secagg.masks import apply_masks, commitment, pair_mask_key, self_mask_key
 from veilfed.v1.secagg_pb2 import (
     Advertisement,
@@ -103,7 +103,7 @@ class Participant:
         data = message.SerializeToString(deterministic=True)
         if self._kept.cohort not in {b"", data}:
             raise _refuse("a second cohort in one attempt")
-        cohort = self._read(message)
+        cohort = self._read(message, self._at)
         self._accept(cohort=data)
         self._cohort = cohort
         own = self._own
@@ -196,11 +196,12 @@ class Participant:
     def _cohort(self) -> Cohort:
         if not self._kept.cohort:
             raise _refuse("a message before the cohort is known")
-        return self._read(MaskingCohort.FromString(self._kept.cohort))
+        message = MaskingCohort.FromString(self._kept.cohort)
+        return self._read(message, last_valid(message.advertisements))
 
-    def _read(self, message: MaskingCohort) -> Cohort:
+    def _read(self, message: MaskingCohort, at: datetime | None) -> Cohort:
         identity, bundle = self._credentials.identity, self._credentials.bundle_pem
-        cohort = Cohort.read(self._context, message, self._allowed, self._least, identity.federation, bundle, self._at)
+        cohort = Cohort.read(self._context, message, self._allowed, self._least, identity.federation, bundle, at)
         number = cohort.number(identity.institution)
         keys = self._secrets.mask_key, self._secrets.seal_key
         if number is None or (cohort.members[number].mask_key, cohort.members[number].seal_key) != keys:

@@ -4,7 +4,7 @@ Whatever is signed or derived is bound to it, so that messages of one attempt ar
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -29,6 +29,7 @@ __all__ = [
     "Member",
     "advertisement_statement",
     "holders_of",
+    "last_valid",
     "survivors_statement",
     "threshold",
     "verified",
@@ -125,6 +126,16 @@ def verified(
     member = Member(identity, key, *keys)
     member.verify(advertisement_statement(context, str(identity), *keys), advertisement.signature)
     return member
+
+
+def last_valid(advertisements: Iterable[Advertisement]) -> datetime:
+    """Now, or the end of the first of their certificates if that is past.
+
+    For advertisements that were verified before, and are read again from where they were kept: all were valid then, and
+    so they are at that moment. A certificate that has ended meanwhile must not end a round that nobody can run again.
+    """
+    kept = [one for advertisement in advertisements for one in certificates(advertisement.certificate_pem)]
+    return min([datetime.now(UTC), *(one.not_valid_after_utc for one in kept)])
 
 
 def _signer(pem: bytes, bundle_pem: bytes, at: datetime) -> tuple[Identity, ec.EllipticCurvePublicKey]:

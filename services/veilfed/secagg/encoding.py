@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilfed import ring, wide_ring
-from veilfed.jobs import COUNTS, PROMPTS, AnalyticSpec, FedopalStrategy, JobSpec, Shapes
+from veilfed.jobs import COUNTS, GRAM, PROMPTS, AnalyticSpec, FedopalStrategy, JobSpec, Shapes
 from veilfed.secagg.vectors import Format, Words
 from veilfed.wire.tensors import Arrays
 
@@ -72,7 +72,8 @@ def encoding_for(spec: JobSpec, number: int) -> Encoding:
     shapes = spec.strategy.round_shapes(number)
     if not isinstance(spec.strategy, AnalyticSpec):
         return Encoding(spec, {**_sorted(shapes), WEIGHT: ()}, {})
-    narrow: dict[str, tuple[int, ...]] = {COUNTS: shapes[COUNTS]}
+    # In one round only: two sums of them over other institutions would tell those of one.
+    narrow: dict[str, tuple[int, ...]] = {COUNTS: shapes[COUNTS]} if GRAM in shapes else {}
     if PROMPTS in shapes:
         narrow[WEIGHT] = ()
     return Encoding(spec, narrow, {name: shape for name, shape in _sorted(shapes).items() if name != COUNTS})
