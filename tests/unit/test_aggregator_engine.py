@@ -234,7 +234,9 @@ async def test_a_masked_round_that_cannot_be_made_again_from_the_database_begins
         keep = partial(engine.machine.keep_answers, job_id=job_id, number=0, attempt=stands.attempt, kept=kept)
         assert await engine.run(keep)
     async with running(tmp_path) as engine:
-        for attempt in range(3):
-            [stands] = await engine.run(engine.machine.masking)
-            assert stands.attempt == min(attempt, 1)
-            await engine.masking.request(MaskOffer(job_id, 0), "south")
+        assert await engine.masking.request(MaskOffer(job_id, 0), "elsewhere") is None
+        [stands] = await engine.run(engine.machine.masking)
+        assert stands.attempt == 1
+        again = await engine.masking.request(MaskOffer(job_id, 0), "north")
+        assert again is not None
+        assert again.mask.attempt == 1
