@@ -102,8 +102,8 @@ def page(document: Document, command: str, why: str) -> str:
         "hide all that an institution trains on, the others one sample, so their epsilons do not compare. `Of the "
         "sum`: each institution adds its share of the noise only, as it may where the aggregator sees sums alone "
         "(secure aggregation with nobody colluding); the protected thing is then hidden from who sees the sum. A job "
-        "divides the noise of `statistics` so, if its quorum is everybody; in mode `update` each institution adds all of "
-        "it, so those rows of `of the sum` show what sharing would bring, and no job has it.",
+        "divides the noise of `statistics` so, if its quorum is everybody; in mode `update` each institution adds all "
+        "of it, so those rows of `of the sum` show what sharing would bring, and no job has it.",
         why.rstrip("\n"),
         f"![{document['task']}: accuracy over epsilon](figures/{document['task']}-privacy.svg)",
     ]
