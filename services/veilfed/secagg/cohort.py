@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 # Holders that a member of a large cohort chooses at random for the shares of its secrets; pairwise masks are between
-# those who chose each other. With at most 10,000 members, fewer than a third of whom collude, the probability that
-# anybody chooses as many of these as the threshold says is below 2^-40 (Bell et al. 2020, section 3).
+# those of whom one has chosen the other. With at most 10,000 members, fewer than a third of whom collude, the
+# probability that anybody chooses as many of these as the threshold says is below 2^-40 (Bell et al. 2020, section 3).
 MAX_HOLDERS = 144
 
 MAX_CERTIFICATE_BYTES = 16 * 1024
