@@ -36,6 +36,8 @@ REASONS = {
 # The session has ended, or the disk is full.
 TRANSIENT = frozenset({Code.UNREACHABLE, Code.TIMEOUT, Code.FILE_UNUSABLE})
 OTHER_REASON = "the institution could not take part in the masked sum"
+# Rounds that are in memory; what others need is made again from their files.
+MAX_ROUNDS = 8
 
 
 def expectation(spec: JobSpec, number: int) -> dict[str, tuple[tuple[int, ...], DTypeLike]]:
@@ -118,7 +120,7 @@ class Masker:
             return answer
         await asyncio.to_thread(_step, found.participant, request, answer)
         if kind == "confirmations":
-            del self._rounds[job.job_id]
+            self._rounds.pop(job.job_id, None)
         return answer
 
     def _expect(self, job: JobFolder, spec: JobSpec, number: int) -> None:
@@ -157,6 +159,9 @@ class Masker:
             kept=job.masking(),
         )
         found = _Round(spec, finished, participant)
+        self._rounds.pop(job.job_id, None)
+        while len(self._rounds) >= MAX_ROUNDS:  # such as of jobs that were cancelled in the middle
+            del self._rounds[next(iter(self._rounds))]
         self._rounds[job.job_id] = context, found
         return found
 
