@@ -76,11 +76,13 @@ async def test_each_update_is_charged_before_it_leaves(
     release = Release(5.0) if privacy is UPDATE else Release(2.0, 0.25, 4)
     spent = [round(epsilon([release] * count, 1e-5), 6) for count in (1, 2)]
     assert [record["epsilon"] for record in charged] == spent
-    assert [record["privacy"]["epsilon"] for record in sent] == spent
-    assert all(charge["seq"] < message["seq"] for charge, message in zip(charged, sent, strict=True))
-    told = json.loads(report(parties, tmp_path, job_id, "--json"))["privacy"]
-    assert (told["mode"], told["updates"]) == (privacy["mode"], 2)
-    assert told["epsilon"] == pytest.approx(spent[1], rel=1e-5)
+    # A message may be sent again, after a connection that was lost: it is the same one, and costs nothing.
+    told = [record["privacy"]["epsilon"] for record in sent]
+    assert list(dict.fromkeys(told)) == spent
+    assert all(charged[spent.index(cost)]["seq"] < message["seq"] for cost, message in zip(told, sent, strict=True))
+    reported = json.loads(report(parties, tmp_path, job_id, "--json"))["privacy"]
+    assert (reported["mode"], reported["updates"]) == (privacy["mode"], 2)
+    assert reported["epsilon"] == pytest.approx(spent[1], rel=1e-5)
     assert "Privacy of each institution" in report(parties, tmp_path, job_id)
     assert listed(parties, job_id) | privacy == listed(parties, job_id)
     # An institution that evaluates only spends nothing.

@@ -18,7 +18,7 @@ Words = NDArray[np.uint64]
 
 # Elements that are handled at a time: what is added stays in the processor's cache. Masks are drawn block by block, so
 # both parties need the same number.
-BLOCK = 2**12
+BLOCK = 2**14
 
 
 @dataclass(frozen=True)
