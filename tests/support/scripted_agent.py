@@ -109,8 +109,10 @@ class ScriptedAgent:
         await self.heartbeat()
 
     async def send(self, **body: Any) -> None:
+        """To a stream that has ended nothing is sent: `next` raises what ended it."""
         async with self._writing:
-            await self._stream.write(WorkRequest(session=self.session, **body))
+            with suppress(asyncio.InvalidStateError):
+                await self._stream.write(WorkRequest(session=self.session, **body))
 
     async def heartbeat(self, activity: str = "idle") -> None:
         await self.send(heartbeat=Heartbeat(activity=activity))
