@@ -139,7 +139,12 @@ async def test_a_watch_that_is_interrupted_says_so_and_is_no_success(aggregator:
     config = admin_config(aggregator, tmp_path)
     async with aggregator.admin() as admin:
         job_id = await admin.submit(job_spec(["north"]))
-        watching = Process(veilfed("job", "watch", job_id, "--config", config), tmp_path / "watch")
+        # A signal that is ignored here, as in what a shell runs in the background, would be ignored by the command too.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            watching = Process(veilfed("job", "watch", job_id, "--config", config), tmp_path / "watch")
+        finally:
+            signal.signal(signal.SIGINT, before)
         await asyncio.to_thread(until, lambda: "job_submitted" in watching.out.read_text(), 60, "an event")
         watching.signal(signal.SIGINT)
         assert await asyncio.to_thread(watching.wait, 60) == Code.CANCELLED.exit_code
