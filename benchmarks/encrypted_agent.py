@@ -24,6 +24,9 @@ from veilfed.v1.encrypted_pb2 import CiphertextBatch, EvaluationKeyDigit
 
 __all__ = ["RemoteAgent", "Setting", "peak_mb"]
 
+# Inputs that are encrypted at a time.
+TOGETHER = 64
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -134,6 +137,11 @@ class RemoteAgent:
         return keys, public[0]
 
     def encrypt(self, slots: Float, scale: float) -> Float:
+        """Some at a time: the agent needs no room for all."""
+        parts = (slots[start : start + TOGETHER] for start in range(0, len(slots), TOGETHER))
+        return np.concatenate([self._encrypted(part, scale) for part in parts])
+
+    def _encrypted(self, slots: Float, scale: float) -> Float:
         self._connection.send(("encrypt", (slots, scale)))
         return self._ciphertexts(Expected(len(slots), self._basis.parameters.limbs))[0]
 
