@@ -32,9 +32,7 @@ not part of either: 24 ms for each update here, most of it one factorisation to 
 """
 
 import argparse
-import json
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -47,6 +45,7 @@ from numpy.typing import NDArray
 from aggregator.solve import pairwise
 from aggregator.solve.ridge import Ridge, solve_ridge
 from aggregator.solve.statistics import Statistics, Sums
+from benchmarks.result import tell
 from client_agent.trainers.statistics import Statistics as Accumulated
 from veilfed.wire.tensors import map_bytes, parse_map
 
@@ -196,10 +195,7 @@ def main() -> None:
         **apart(fold_memory, 100),
         **apart(large, 0),
     }
-    text = json.dumps(result, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    tell(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ tokens are real ones, padding is not counted. `phases` says where the seconds go
 """
 
 import argparse
-import json
 import os
 import time
 from collections import Counter
@@ -21,7 +20,8 @@ import numpy as np
 from Pyfhel import Pyfhel
 
 from benchmarks.encrypted_agent import RemoteAgent, Setting, peak_mb
-from client_agent.encrypted.samples import arrange
+from benchmarks.result import tell
+from fm_oracle.distill.export import PADDING_SCALE, PARAMETERS, layout
 from fm_oracle.encrypted.attention import Diagonals
 from fm_oracle.encrypted.block import Block, Ranges, Weights
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
@@ -30,12 +30,10 @@ from fm_oracle.encrypted.linear import linear_layer
 from fm_oracle.encrypted.operations import Layer, Real
 from fm_oracle.encrypted.plain import PlainEvaluator, Slots
 from veilfed.ckks.basis import Basis
-from veilfed.ckks.parameters import Parameters
+from veilfed.ckks.samples import arrange
 from veilfed.memory import keep_all_memory
 
-PARAMETERS = Parameters(14, (48, *[36] * 9), 48, 36)
-SCALE, PADDING_SCALE = 2.0**36, 2.0**24
-TOKENS, REAL_TOKENS, BABY = 64, 50, 16
+SCALE, REAL_TOKENS = PARAMETERS.scale, 50
 LINEAR_FEATURES = 384
 # Outputs of the linear layer that the peers compute: each costs them the same.
 PEER_OUTPUTS = 2
@@ -83,10 +81,10 @@ def random_block(size: Size, diagonals: Diagonals, random: np.random.Generator) 
 def measured(size: Size, cores: int) -> dict[str, Any]:
     """One block on a full batch; the agent is a process of its own."""
     random = np.random.default_rng(0)
-    diagonals = Diagonals(TOKENS, PARAMETERS.slots // TOKENS, BABY)
+    diagonals = layout(REAL_TOKENS, PARAMETERS.slots)
     samples, d = diagonals.samples, size.channels
     block = random_block(size, diagonals, random)
-    batch = arrange(list(random.standard_normal((samples, REAL_TOKENS, d))), TOKENS, diagonals.samples)
+    batch = arrange(list(random.standard_normal((samples, REAL_TOKENS, d))), diagonals.tokens, diagonals.samples)
     x = (batch.channels - batch.channels.mean(axis=0)) * batch.mask
     inputs = [(x, SCALE), (batch.mask, SCALE), (batch.padding, PADDING_SCALE)]
     basis = Basis(PARAMETERS, threads=cores)
@@ -208,10 +206,7 @@ def main() -> None:
     for size in SIZES:
         if arguments.channels is None or size.channels in arguments.channels:
             found["rows"].append(measured(size, cores))
-    text = json.dumps(found, indent=2)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    tell(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ arithmetic's embeddings of `--train` training examples says the classes. The age
 """
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.encrypted_agent import RemoteAgent, Setting, peak_mb
+from benchmarks.result import tell
 from fm_oracle.distill.examples import read_examples
 from fm_oracle.distill.export import PARAMETERS, engine_inputs, layout, model_of, plain_streams, pooled, taken
 from fm_oracle.distill.package import StudentPackage
@@ -27,6 +27,7 @@ from fm_oracle.encrypted.attention import Diagonals
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
 from fm_oracle.encrypted.evaluator import Evaluator
 from fm_oracle.models import registry
+from fm_oracle.models.vit import PATCH
 from veilfed.ckks.basis import Basis
 from veilfed.memory import keep_all_memory
 from veilfed.packages import default_folder
@@ -107,7 +108,7 @@ def main() -> None:
     keep_all_memory()
     student = StudentPackage.load(arguments.student)
     model = registry.load(arguments.fm, default_folder())
-    side = 14 * int(student.shape.tokens**0.5)
+    side = PATCH * int(student.shape.tokens**0.5)
     teacher = teacher_of(model, student.shape.tokens, side)
     examples = read_examples(arguments.data, model.card.modality)
     random = np.random.default_rng(0)
@@ -118,10 +119,7 @@ def main() -> None:
     prepared = teacher.prepare([examples.inputs[row] for row in test])
     basis = Basis(PARAMETERS, threads=os.cpu_count() or 1)
     found = compared(student, teacher, prepared, probe, basis)
-    text = json.dumps(found, indent=2)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    tell(found, arguments.json)
 
 
 if __name__ == "__main__":

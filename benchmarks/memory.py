@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import tell
 from benchmarks.transport import FEDERATION, ROOT, make_identities, start_aggregator
 from veilfed.demo.processes import Process
 from veilfed.identity.material import TlsFiles, load_credentials
@@ -160,10 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--light-rounds", type=int, default=60)
     arguments = parser.parse_args()
-    text = json.dumps(measure(arguments.rounds, arguments.light_rounds), indent=2)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    tell(measure(arguments.rounds, arguments.light_rounds), arguments.json)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import tell
 from veilfed.demo.processes import Process, command
 from veilfed.identity.authority import CertificateAuthority, make_identity_files
 from veilfed.identity.material import TlsFiles, load_credentials
@@ -237,10 +238,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     found = document(measure(SMALL, arguments.repeats), measure(LARGE, arguments.repeats))
-    text = json.dumps(found, indent=2)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    tell(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from client_agent.encrypted.samples import arrange
 from client_agent.encrypted.vault import Vault
 from fm_oracle.encrypted.block import Ranges
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
@@ -23,6 +22,7 @@ from tests.support.blocks import (
     make_case,
 )
 from veilfed.ckks.basis import Basis
+from veilfed.ckks.samples import arrange
 
 pytestmark = pytest.mark.encrypted
 

@@ -15,6 +15,7 @@ from fm_oracle.encrypted.model import EncryptedModel, make_block
 from fm_oracle.encrypted.plain import PlainEvaluator, Slots
 from fm_oracle.encrypted.plan import Planner, Shape
 from veilfed.ckks.parameters import Parameters
+from veilfed.ckks.samples import arrange, token_features
 from veilfed.errors import Code, VeilfedError
 
 __all__ = [
@@ -58,21 +59,17 @@ def model_of(student: StudentPackage, diagonals: Diagonals) -> EncryptedModel:
 
 def engine_inputs(student: StudentPackage, batch: Batch, diagonals: Diagonals) -> list[tuple[Real, float]]:
     """Slots and scales of features, mask and numbers of padded tokens; samples beyond the batch are empty."""
-    count, tokens = batch.mask.shape
-    mask = np.zeros((diagonals.tokens, diagonals.samples))
-    mask[:tokens, :count] = batch.mask.numpy().T
-    features = np.zeros((batch.features.shape[2], *mask.shape))
-    features[:, :tokens, :count] = batch.features.numpy().transpose(2, 1, 0)
+    lengths = batch.mask.sum(dim=1).int().tolist()
+    samples = [one[:length].double().numpy() for one, length in zip(batch.features, lengths, strict=True)]
+    arranged = arrange(samples, diagonals.tokens, diagonals.samples)
+    features = arranged.channels
     if student.embedding is not None:
-        places = np.eye(student.shape.tokens, diagonals.tokens)[:, :, None] * mask
-        features = np.concatenate([features, places])
-    lengths = mask.sum(axis=0)
-    # The row sums of an empty sample must not be 0 either: none of its tokens counts as padding.
-    padding = np.broadcast_to(np.where(lengths > 0, diagonals.tokens - lengths, 0.0), mask.shape)
+        places = np.repeat(np.eye(student.shape.tokens, diagonals.tokens), diagonals.samples, axis=1)
+        features = np.concatenate([features, places * arranged.mask])
     return [
-        (features.reshape(-1, mask.size), PARAMETERS.scale),
-        (mask.reshape(1, -1), PARAMETERS.scale),
-        (padding.reshape(1, -1), PADDING_SCALE),
+        (features, PARAMETERS.scale),
+        (arranged.mask, PARAMETERS.scale),
+        (arranged.padding, PADDING_SCALE),
     ]
 
 
@@ -89,9 +86,8 @@ def plain_streams(student: StudentPackage, batch: Batch) -> list[Real]:
 
 
 def taken(slots: Real, diagonals: Diagonals, count: int, tokens: int) -> Real:
-    """The streams [n, t, d] that are in the slots of d channels."""
-    apart = slots.reshape(-1, diagonals.tokens, diagonals.samples)
-    return np.ascontiguousarray(apart[:, :tokens, :count].transpose(2, 1, 0))
+    """The streams [n, t, d] that are in the slots of d channels, padding included."""
+    return np.stack(token_features(slots, [tokens] * count, diagonals.samples))
 
 
 def pooled(student: StudentPackage, stream: Real, mask: Real) -> Real:

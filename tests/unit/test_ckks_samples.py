@@ -1,9 +1,9 @@
-"""Tokens in slots, on the agent's side."""
+"""Tokens in slots, and back."""
 
 import numpy as np
 import pytest
 
-from client_agent.encrypted.samples import arrange, token_features
+from veilfed.ckks.samples import arrange, token_features
 from veilfed.errors import Code, VeilfedError
 
 
