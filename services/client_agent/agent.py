@@ -43,6 +43,9 @@ HEARTBEATS_PER_LEASE = 3
 # Jobs at a time. Each waits for consent with its model in memory and its specification on disk.
 MAX_JOBS = 256
 
+# Requests of one masked round at a time: a phase has one, and a new session brings it again.
+MAX_MASK_REQUESTS = 4
+
 
 class Agent:
     """One agent. `on_joined` is called at the first join."""
@@ -228,6 +231,9 @@ class Agent:
             self._folder.job(request.job_id)
         except VeilfedError as error:
             log.error("masking ignored", code=error.code.name, message=error.message)
+            return
+        if list(self._masking.values()).count(request.job_id) >= MAX_MASK_REQUESTS:
+            log.error("masking ignored", job=request.job_id, reason=f"{MAX_MASK_REQUESTS} requests are under way")
             return
         answering = asyncio.create_task(self._masker.answer(session, request))
         self._masking[answering] = request.job_id

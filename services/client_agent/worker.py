@@ -186,7 +186,7 @@ class Worker:
         if task.round > spec.last_round or (task.kind == TASK_KIND_TRAIN and spec.closes(task.round)):
             raise VeilfedError(Code.TASK_INVALID, f"round {task.round} is not one that the job has, or not of its kind")
         if trains:
-            self._desk.gate.policy.privacy.check_job(spec.privacy)
+            self._desk.gate.policy.privacy.check_job(spec)
         check_secure(spec, self._desk.secure_aggregation, self._desk.institution)
         self._desk.gate.expect(
             task.job_id,

@@ -128,10 +128,36 @@ def test_a_job_with_less_noise_than_the_institution_asks_for_is_refused(
     rules = EgressPolicy(privacy=policy).privacy
     spec = job(privacy)
     if words is None:
-        rules.check_job(spec.privacy)
+        rules.check_job(spec)
     else:
         with denied(words):
-            rules.check_job(spec.privacy)
+            rules.check_job(spec)
+
+
+@pytest.mark.parametrize(
+    ("least", "colluders", "words"), [(3, 2, "counts on 3 telling"), (3, 3, None), (9, 3, "counts on 9"), (9, 4, None)]
+)
+def test_who_trusts_fewer_than_a_job_counts_on_refuses_its_divided_noise(
+    least: int, colluders: int, words: str | None
+) -> None:
+    """Of five institutions; with four that collude the noise is not divided."""
+    rules = EgressPolicy(privacy={"min_colluders": least}).privacy
+    spec = JobSpec.model_validate(
+        {
+            "name": "divided",
+            "strategy": {"name": "afl", "classes": ["a", "b"], "dimension": D, "ridge": 1.0},
+            "cohort": {"train": ["north", "south", "east", "west", "middle"]},
+            "rounds": 1,
+            "quorum": 5,
+            "privacy": {"mode": "statistics", "noise_multiplier": Z, "colluders": colluders},
+            "secure_aggregation": {},
+        }
+    )
+    if words is None:
+        rules.check_job(spec)
+    else:
+        with denied(words):
+            rules.check_job(spec)
 
 
 # A whole round on the disk.

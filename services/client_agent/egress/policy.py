@@ -7,7 +7,7 @@ from pydantic import Field
 
 from veilfed.config import Strict
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import Privacy, StrategyName
+from veilfed.jobs import JobSpec, StrategyName
 
 __all__ = ["ACTIVITIES", "EgressPolicy", "PrivacyPolicy", "Purpose"]
 
@@ -39,20 +39,31 @@ class PrivacyPolicy(Strict):
 
     required: bool = Field(False, description="jobs without privacy are refused")
     min_noise_multiplier: float = Field(0, ge=0, description="jobs with less noise are refused")
+    min_colluders: int = Field(
+        1, ge=0, description="jobs that divide noise and count on fewer institutions telling theirs are refused"
+    )
     delta: float = Field(1e-5, gt=0, lt=1, description="the delta at which epsilon is counted")
     max_epsilon_per_job: float | None = Field(None, gt=0, description="of one job; no limit if absent")
     max_epsilon: float | None = Field(None, gt=0, description="of all jobs ever, together; no limit if absent")
 
-    def check_job(self, privacy: Privacy | None) -> None:
+    def check_job(self, spec: JobSpec) -> None:
         """Raises VeilfedError(POLICY_DENIED) for a job with less privacy than the institution asks for."""
+        privacy = spec.privacy
         if privacy is None:
             if self.required:
                 raise VeilfedError(Code.POLICY_DENIED, "jobs without privacy are not allowed here")
-        elif privacy.noise_multiplier < self.min_noise_multiplier:
+            return
+        if privacy.noise_multiplier < self.min_noise_multiplier:
             raise VeilfedError(
                 Code.POLICY_DENIED,
                 f"a noise multiplier of {privacy.noise_multiplier:g}; this institution asks for"
                 f" {self.min_noise_multiplier:g}",
+            )
+        if spec.noise_parties > max(1, spec.quorum - self.min_colluders):
+            raise VeilfedError(
+                Code.POLICY_DENIED,
+                f"noise divided among {spec.noise_parties} of {spec.quorum} institutions; this one counts on"
+                f" {self.min_colluders} telling theirs",
             )
 
 
