@@ -60,8 +60,8 @@ class _Agent:
         self._connection, self._vault, self._basis = connection, vault, basis
 
     def keys(self) -> None:
-        keys = self._vault.evaluation_keys()
-        _send(self._connection, key_messages(keys, self._basis))
+        seed = secrets.token_bytes(SEED_BYTES)
+        _send(self._connection, key_messages(self._vault.key_digits(seed), seed, self._basis))
         public = self._vault.public_key()[None, :, : self._basis.parameters.limbs]
         _send(self._connection, ciphertext_messages(np.ascontiguousarray(public), 1.0, self._basis))
 

@@ -10,6 +10,8 @@ from fm_oracle.encrypted.ciphertexts import Ciphertexts
 from fm_oracle.encrypted.evaluator import Evaluator
 from fm_oracle.encrypted.masks import rerandomise
 from fm_oracle.encrypted.operations import Layer
+from tests.support.encrypted_keys import evaluation_keys
+from tests.support.seal_keys import seal_keys
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.parameters import Parameters
 from veilfed.ckks.sampling import uniform
@@ -27,11 +29,11 @@ PARAMETERS = [
 class Bench:
     """Both parties in one process."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, made_by_seal: bool) -> None:
         self.basis = Basis(parameters, threads=2)
         self.vault = Vault(self.basis, STEPS)
         self.public_key = self.vault.public_key()
-        keys = self.vault.evaluation_keys()
+        keys = seal_keys(self.vault) if made_by_seal else evaluation_keys(self.vault)
         self.evaluator = Evaluator(self.basis, keys, self.public_key, self.vault.refresh)
         self.random = np.random.default_rng(3)
 
@@ -46,9 +48,13 @@ class Bench:
         return np.stack([self.vault.decrypt_by_seal(values, x.scale) for values in x.values])
 
 
-@pytest.fixture(scope="module", params=PARAMETERS, ids=["2^13", "2^14"])
+@pytest.fixture(
+    scope="module",
+    params=[(PARAMETERS[0], True), (PARAMETERS[0], False), (PARAMETERS[1], False)],
+    ids=["SEAL's keys", "2^13", "2^14"],
+)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = Bench(request.param)
+    made = Bench(*request.param)
     yield made
     made.basis.close()
 

@@ -59,13 +59,17 @@ def test_ciphertexts_come_back(seed: bytes | None, values: Float, basis: Basis) 
 
 
 def test_keys_come_back_in_any_order(vault: Vault, basis: Basis) -> None:
-    keys = vault.evaluation_keys()
-    messages = [EvaluationKeyDigit.FromString(m.SerializeToString()) for m in key_messages(keys, basis)]
-    assert max(m.ByteSize() for m in messages) <= protocol.MAX_MESSAGE_BYTES
-    back = read_keys(reversed(messages), STEPS, basis)
-    assert back.steps == keys.steps
-    assert np.array_equal(back.values, keys.values)
-    assert np.array_equal(back.orders, keys.orders)
+    digits = list(vault.key_digits(SEED))
+    data = [m.SerializeToString() for m in key_messages(digits, SEED, basis)]
+    assert max(map(len, data)) <= protocol.MAX_MESSAGE_BYTES
+    back = read_keys(map(EvaluationKeyDigit.FromString, reversed(data)), STEPS, basis)
+    assert back.steps == STEPS
+    for made in digits:
+        number = back.rotation(made.rotation) if made.rotation else back.relinearisation
+        assert np.array_equal(back.values[number, 0, made.digit], made.first)
+    # Of the two components of a digit one is sent.
+    residues = len(digits) * (sum(PARAMETERS.data_bits) + PARAMETERS.special_bits) * PARAMETERS.n // 8
+    assert sum(map(len, data)) < residues + len(data) * 256
 
 
 def other_parameters(message: CiphertextBatch) -> None:
@@ -134,7 +138,7 @@ def test_other_numbers_of_ciphertexts_are_refused(values: Float, basis: Basis) -
 
 
 def test_keys_that_are_missing_or_were_changed_are_refused(vault: Vault, basis: Basis) -> None:
-    messages = list(key_messages(vault.evaluation_keys(), basis))
+    messages = list(key_messages(vault.key_digits(SEED), SEED, basis))
     with pytest.raises(VeilfedError, match="there are no keys for rotation 16") as caught:
         read_keys(messages, (*STEPS, 16), basis)
     assert caught.value.code is Code.INPUT_INVALID

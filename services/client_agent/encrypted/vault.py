@@ -1,7 +1,7 @@
-"""An institution's keys: made by SEAL, the secret one never leaves this object."""
+"""An institution's keys: the secret one is made by SEAL, and never leaves this object."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,9 @@ from Pyfhel import PyCtxt, Pyfhel
 from client_agent.encrypted import seal
 from veilfed.ckks import kernels
 from veilfed.ckks.basis import Basis
-from veilfed.ckks.keys import EvaluationKeys
+from veilfed.ckks.keys import KeyDigit, digit_nonce, galois_order
 from veilfed.ckks.lifting import lift
+from veilfed.ckks.parameters import balanced
 from veilfed.ckks.sampling import SEED_BYTES, Stream, uniform
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
@@ -34,17 +35,44 @@ class Vault:
         if tuple(int(q) for q in self.seal.get_qi()) != parameters.primes:
             raise VeilfedError(Code.INTERNAL, "SEAL has chosen other primes than this software")
         self.seal.keyGen()
-        self.seal.relinKeyGen()
-        if self.steps:
-            self.seal.rotateKeyGen(list(self.steps))
-
         primes = basis.special + 1
         self._secret = seal.read_polynomial(self.seal.to_bytes_secret_key("none"), primes, basis)
 
-    def evaluation_keys(self) -> EvaluationKeys:
-        """What the oracle computes with."""
-        rotations = self.seal.to_bytes_rotate_key("none") if self.steps else b""
-        return seal.read_evaluation_keys(rotations, self.seal.to_bytes_relin_key("none"), self.steps, self.basis)
+    def key_digits(self, seed: bytes) -> Iterator[KeyDigit]:
+        """What the oracle computes with: the keys for rotations and for relinearisation, one digit after the other.
+
+        Digit i of a switching key for the secret t from the secret s is an encryption under t, modulo all primes, of
+        the polynomial that is P s modulo prime i and 0 modulo the others, where P is the special prime (SEAL's form).
+        A `seed` is used once.
+        """
+        secret, n = self._secret, self.basis.n
+        for step in self.steps:
+            # Before the automorphism, as the evaluator applies it to results: what it makes of t is s.
+            before = np.empty_like(secret)
+            before[:, galois_order(step, n)] = secret
+            yield from self._switching_key(step, secret, before, seed)
+        squared, zero = np.empty_like(secret), np.zeros(n)
+        for limb, (q, p) in enumerate(zip(self.basis.q, self.basis.p, strict=True)):
+            kernels.add_product(zero, zero, secret[limb], secret[limb], squared[limb], q, p)
+        yield from self._switching_key(0, squared, secret, seed)
+
+    def _switching_key(self, rotation: int, source: Float, target: Float, seed: bytes) -> Iterator[KeyDigit]:
+        basis = self.basis
+        for digit in range(basis.special):
+            first = np.empty_like(source)
+            second = uniform(basis, len(first), seed, digit_nonce(rotation, digit, basis))
+            error = basis.from_integers(Stream().noise(basis.n), len(first))
+            message = np.zeros_like(source)
+            factor = balanced(basis.primes[basis.special], basis.primes[digit])
+            kernels.times_constant(source[digit], factor, message[digit], basis.q[digit], basis.p[digit])
+            basis.each(
+                kernels.encrypt,
+                (
+                    (message[k], error[k], second[k], target[k], first[k], basis.q[k], basis.p[k])
+                    for k in range(len(first))
+                ),
+            )
+            yield KeyDigit(rotation, digit, first)
 
     def public_key(self) -> Float:
         """An encryption of zero [2, limbs + 1, n] under the secret key."""

@@ -5,10 +5,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from veilfed.ckks.basis import Basis
 from veilfed.ckks.transform import Float, bit_reversed, seal_index
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["EvaluationKeys", "galois_element", "galois_order"]
+__all__ = ["EvaluationKeys", "KeyDigit", "digit_nonce", "galois_element", "galois_order"]
+
+
+@dataclass(frozen=True)
+class KeyDigit:
+    """One digit of the key for a rotation to the left, or of that for relinearisation, which is rotation 0.
+
+    `first` [K + 1, n] is its first component; the second follows from a seed.
+    """
+
+    rotation: int
+    digit: int
+    first: Float
+
+
+def digit_nonce(rotation: int, digit: int, basis: Basis) -> int:
+    """Which polynomial of a seed (`veilfed.ckks.sampling.uniform`) is a digit's second component."""
+    return rotation * basis.special + digit
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from veilfed import protocol
 from veilfed.ckks.basis import Basis
-from veilfed.ckks.keys import EvaluationKeys, galois_order
+from veilfed.ckks.keys import EvaluationKeys, KeyDigit, digit_nonce, galois_order
 from veilfed.ckks.packing import pack, packed_bytes, unpack
 from veilfed.ckks.sampling import uniform
 from veilfed.ckks.transform import Float
@@ -85,18 +85,18 @@ def read_ciphertexts(messages: Iterable[CiphertextBatch], expected: Expected, ba
     return out, scale
 
 
-def key_messages(keys: EvaluationKeys, basis: Basis) -> Iterator[EvaluationKeyDigit]:
-    """One message for each digit of each key."""
-    for number, rotation in enumerate((*keys.steps, 0)):
-        for digit in range(basis.special):
-            residues = pack(keys.values[number, :, digit], basis)
-            yield EvaluationKeyDigit(
-                parameters=basis.parameters.digest,
-                rotation=rotation,
-                digit=digit,
-                residues=residues,
-                sha256=hashlib.sha256(residues).digest(),
-            )
+def key_messages(digits: Iterable[KeyDigit], seed: bytes, basis: Basis) -> Iterator[EvaluationKeyDigit]:
+    """One message for each digit of each key; second components are not sent, as they follow from the seed."""
+    for digit in digits:
+        residues = pack(digit.first, basis)
+        yield EvaluationKeyDigit(
+            parameters=basis.parameters.digest,
+            rotation=digit.rotation,
+            digit=digit.digit,
+            residues=residues,
+            sha256=hashlib.sha256(residues).digest(),
+            seed=seed,
+        )
 
 
 def read_keys(messages: Iterable[EvaluationKeyDigit], steps: Iterable[int], basis: Basis) -> EvaluationKeys:
@@ -115,7 +115,9 @@ def read_keys(messages: Iterable[EvaluationKeyDigit], steps: Iterable[int], basi
         if place not in missing:
             continue
         _intact(message.residues, message.sha256, f"the key for rotation {message.rotation}, digit {message.digit}")
-        values[numbers[message.rotation], :, message.digit] = unpack(message.residues, (2, digits + 1, n), basis)
+        key = values[numbers[message.rotation], :, message.digit]
+        key[0] = unpack(message.residues, (digits + 1, n), basis)
+        key[1] = uniform(basis, digits + 1, message.seed, digit_nonce(message.rotation, message.digit, basis))
         missing.remove(place)
     if missing:
         names = sorted({"relinearisation" if rotation == 0 else f"rotation {rotation}" for rotation, _ in missing})

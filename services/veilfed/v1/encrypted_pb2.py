@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aveilfed/v1/encrypted.proto\x12\nveilfed.v1\"\xa5\x01\n\x0f\x43iphertextBatch\x12\x12\n\nparameters\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x12\n\ncomponents\x18\x03 \x01(\r\x12\r\n\x05limbs\x18\x04 \x01(\r\x12\r\n\x05scale\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x0c\x12\r\n\x05\x66irst\x18\x07 \x01(\r\x12\x10\n\x08residues\x18\x08 \x01(\x0c\x12\x0e\n\x06sha256\x18\t \x01(\x0c\"k\n\x12\x45valuationKeyDigit\x12\x12\n\nparameters\x18\x01 \x01(\t\x12\x10\n\x08rotation\x18\x02 \x01(\r\x12\r\n\x05\x64igit\x18\x03 \x01(\r\x12\x10\n\x08residues\x18\x04 \x01(\x0c\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aveilfed/v1/encrypted.proto\x12\nveilfed.v1\"\xa5\x01\n\x0f\x43iphertextBatch\x12\x12\n\nparameters\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x12\n\ncomponents\x18\x03 \x01(\r\x12\r\n\x05limbs\x18\x04 \x01(\r\x12\r\n\x05scale\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x0c\x12\r\n\x05\x66irst\x18\x07 \x01(\r\x12\x10\n\x08residues\x18\x08 \x01(\x0c\x12\x0e\n\x06sha256\x18\t \x01(\x0c\"y\n\x12\x45valuationKeyDigit\x12\x12\n\nparameters\x18\x01 \x01(\t\x12\x10\n\x08rotation\x18\x02 \x01(\r\x12\r\n\x05\x64igit\x18\x03 \x01(\r\x12\x10\n\x08residues\x18\x04 \x01(\x0c\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x12\x0c\n\x04seed\x18\x06 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CIPHERTEXTBATCH']._serialized_start=43
   _globals['_CIPHERTEXTBATCH']._serialized_end=208
   _globals['_EVALUATIONKEYDIGIT']._serialized_start=210
-  _globals['_EVALUATIONKEYDIGIT']._serialized_end=317
+  _globals['_EVALUATIONKEYDIGIT']._serialized_end=331
 # @@protoc_insertion_point(module_scope)

@@ -81,15 +81,18 @@ class EvaluationKeyDigit(_message.Message):
     DIGIT_FIELD_NUMBER: _builtins.int
     RESIDUES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     parameters: _builtins.str
     """SHA-256 of the parameter set, lower-case hexadecimal."""
     rotation: _builtins.int
     """Steps to the left of a rotation, from 1; 0: relinearisation."""
     digit: _builtins.int
     residues: _builtins.bytes
-    """Two polynomials with all limbs, that of the special prime last."""
+    """The first component, with all limbs, that of the special prime last."""
     sha256: _builtins.bytes
     """SHA-256 of `residues`."""
+    seed: _builtins.bytes
+    """32 bytes: what the second component follows from."""
     def __init__(
         self,
         *,
@@ -98,10 +101,11 @@ class EvaluationKeyDigit(_message.Message):
         digit: _builtins.int = ...,
         residues: _builtins.bytes = ...,
         sha256: _builtins.bytes = ...,
+        seed: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digit", b"digit", "parameters", b"parameters", "residues", b"residues", "rotation", b"rotation", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digit", b"digit", "parameters", b"parameters", "residues", b"residues", "rotation", b"rotation", "seed", b"seed", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
