@@ -2,14 +2,16 @@
 
     python -m benchmarks.encrypted --json FILE
 
-Needs the extra `encrypted` (and TenSEAL for its ratio). A block has random weights and inputs; its result is compared
-with the same arithmetic on plain slots. The agent is a process of its own, and what goes between is what the wire
-takes. Times are of both parties together, on the same cores, after the compiled kernels were made by a small block;
-tokens are real ones, padding is not counted. `phases` says where the seconds go, the agent's refreshes included.
+Needs the extra `encrypted`; TenSEAL is installed in an environment of its own. A block has random weights and inputs;
+its result is compared with the same arithmetic on plain slots. The agent is a process of its own, and what goes between
+is what the wire takes. Times are of both parties together, on the same cores, after the compiled kernels were made by a
+small block; tokens are real ones, padding is not counted. `phases` says where the seconds go, the agent's refreshes
+included. The arithmetic's work is the same for one sample as for a full batch.
 """
 
 import argparse
 import os
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import numpy as np
 from Pyfhel import Pyfhel
 
 from benchmarks.encrypted_agent import RemoteAgent, Setting, peak_mb
+from benchmarks.peer import peer_python
 from benchmarks.result import tell
 from fm_oracle.distill.export import PADDING_SCALE, PARAMETERS, layout
 from fm_oracle.encrypted.attention import Diagonals
@@ -38,6 +41,8 @@ LINEAR_FEATURES = 384
 # Outputs of the linear layer that the peers compute: each costs them the same.
 PEER_OUTPUTS = 2
 LIMBS = 4
+PEER_BITS = [48, *[36] * (LIMBS - 1), 48]
+TENSEAL = "tenseal==0.3.18"
 
 
 @dataclass(frozen=True)
@@ -149,8 +154,7 @@ def linear_ours(random: np.random.Generator, cores: int) -> float:
 def linear_pyfhel(random: np.random.Generator) -> float:
     """Seconds that Pyfhel's products with plaintexts and sums would need, from a few outputs; encoding not counted."""
     context = Pyfhel()
-    bits = [48, *[36] * (LIMBS - 1), 48]
-    context.contextGen(scheme="ckks", n=PARAMETERS.n, scale=SCALE, qi_sizes=bits)
+    context.contextGen(scheme="ckks", n=PARAMETERS.n, scale=SCALE, qi_sizes=PEER_BITS)
     context.keyGen()
     inputs = [context.encrypt(random.uniform(-1, 1, PARAMETERS.slots)) for _ in range(LINEAR_FEATURES)]
     weights = [context.encode(np.full(PARAMETERS.slots, value)) for value in random.standard_normal(LINEAR_FEATURES)]
@@ -163,29 +167,14 @@ def linear_pyfhel(random: np.random.Generator) -> float:
     return (time.perf_counter() - started) * LINEAR_FEATURES / PEER_OUTPUTS
 
 
-def linear_tenseal(random: np.random.Generator) -> float | None:
-    """The same with TenSEAL; None where it is not installed."""
-    try:
-        import tenseal  # noqa: PLC0415  not a dependency
-    except ImportError:
-        return None
-    bits = [48, *[36] * (LIMBS - 1), 48]
-    context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, PARAMETERS.n, coeff_mod_bit_sizes=bits)
-    context.global_scale = SCALE
-    context.auto_rescale = False
-    inputs = [
-        tenseal.ckks_vector(context, random.uniform(-1, 1, PARAMETERS.slots).tolist()) for _ in range(LINEAR_FEATURES)
-    ]
-    weights = [
-        tenseal.plain_tensor([float(value)] * PARAMETERS.slots) for value in random.standard_normal(LINEAR_FEATURES)
-    ]
-    started = time.perf_counter()
-    for _ in range(PEER_OUTPUTS):
-        total = None
-        for ciphertext, weight in zip(inputs, weights, strict=True):
-            product = ciphertext * weight
-            total = product if total is None else total + product
-    return (time.perf_counter() - started) * LINEAR_FEATURES / PEER_OUTPUTS
+def linear_tenseal() -> float:
+    """The same with TenSEAL; it encodes weights as it multiplies, and its context has all cores."""
+    script = Path(__file__).parent / "peers" / "tenseal_linear.py"
+    arguments = [LINEAR_FEATURES, PEER_OUTPUTS, PARAMETERS.n, PARAMETERS.scale_bits, *PEER_BITS]
+    done = subprocess.run(
+        [str(peer_python(TENSEAL)), str(script), *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout) * LINEAR_FEATURES / PEER_OUTPUTS
 
 
 def main() -> None:
@@ -196,11 +185,11 @@ def main() -> None:
     keep_all_memory()
     cores, random = os.cpu_count() or 1, np.random.default_rng(1)
     measured(WARM_UP, cores)
-    ours, pyfhel, tenseal = linear_ours(random, cores), linear_pyfhel(random), linear_tenseal(random)
+    ours, pyfhel, tenseal = linear_ours(random, cores), linear_pyfhel(random), linear_tenseal()
     found: dict[str, Any] = {
         "linear_seconds": ours,
         "linear_ratio_pyfhel": pyfhel / ours,
-        "linear_ratio_tenseal": None if tenseal is None else tenseal / ours,
+        "linear_ratio_tenseal": tenseal / ours,
         "rows": [],
     }
     for size in SIZES:

@@ -53,8 +53,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peer import peer_python
 from benchmarks.secagg_vectors import SHAPES, vector
-from benchmarks.transport import PEER, peer_python
+from benchmarks.transport import PEER
 from tests.support.masking import Room, credentials_of, names
 from veilfed import ring, wide_ring
 from veilfed.secagg import Format, Words
@@ -119,7 +120,7 @@ def peer(clients: int, shape: str) -> dict[str, Any]:
     script = Path(__file__).parent / "peers" / "flower_secagg.py"
     arguments = [clients, shape, min(clients, PEER_SHARES)]
     done = subprocess.run(
-        [str(peer_python()), str(script), *map(str, arguments)], capture_output=True, text=True, check=True
+        [str(peer_python(PEER)), str(script), *map(str, arguments)], capture_output=True, text=True, check=True
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

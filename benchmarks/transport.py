@@ -47,12 +47,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peer import peer_python
 from benchmarks.result import tell
 from veilfed.demo.processes import Process, command
 from veilfed.identity.authority import CertificateAuthority, make_identity_files
 from veilfed.identity.material import TlsFiles, load_credentials
 from veilfed.identity.names import Identity, Role
-from veilfed.packages import default_folder
 from veilfed.rpc.channel import open_channel
 from veilfed.v1.aggregator_pb2 import GetJobRequest, SubmitJobRequest, WatchJobRequest
 from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
@@ -172,23 +172,12 @@ def ours(size: Size) -> dict[str, float]:
                 process.kill()
 
 
-def peer_python() -> Path:
-    """An environment with the peer, made once."""
-    folder = default_folder().parent / "peers" / PEER.replace("==", "-")
-    python = folder / "bin" / "python"
-    if not (folder / ".installed").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", PEER], check=True)
-        (folder / ".installed").touch()
-    return python
-
-
 def peer(size: Size, port: int) -> dict[str, float]:
     """One measurement of the peer."""
     script = Path(__file__).parent / "peers" / "flower_transport.py"
     arguments = [CLIENTS, size.classes, size.dimension, size.rounds, port]
     done = subprocess.run(
-        [str(peer_python()), str(script), *map(str, arguments)], capture_output=True, text=True, check=True
+        [str(peer_python(PEER)), str(script), *map(str, arguments)], capture_output=True, text=True, check=True
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
