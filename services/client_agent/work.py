@@ -74,6 +74,7 @@ def prepare(
             labels[train],
             seed=spec.seed,
             institution=institution,
+            rounds=spec.rounds,
             min_class_samples=policy.min_class_samples,
             min_samples=policy.min_evaluation_samples,
             noise=None if spec.privacy is None else Noise(spec.privacy, spec.fold.fraction_bits, spec.noise_parties),

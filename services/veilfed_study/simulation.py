@@ -74,7 +74,13 @@ def _trainer(
         if spec.privacy is not None:
             noise = Noise(spec.privacy, spec.fold.fraction_bits, parties, seeded([spec.seed, *name.encode()]))
         return trainer_for(
-            method, *part.training, seed=spec.seed, institution=name, min_class_samples=least, noise=noise
+            method,
+            *part.training,
+            seed=spec.seed,
+            institution=name,
+            rounds=spec.rounds,
+            min_class_samples=least,
+            noise=noise,
         )
     if backbone is None:
         raise VeilfedError(Code.INPUT_INVALID, "fedopal needs a model that takes prompts")

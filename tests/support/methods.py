@@ -24,6 +24,8 @@ def strategy(name: str, **changes: Any) -> Strategy:
     values: dict[str, Any] = {"name": name, "classes": CLASSES, "dimension": DIMENSION}
     if name == "fedopal":
         values["prompt_width"] = 8
+    if name == "blindfed":
+        values |= {"blocks": 3, "released": [1, 3], "tokens": 5, "rank": 4}
     if name not in ANALYTIC:
         values["batch_size"] = 16
     parsed: Strategy = TypeAdapter(Strategy).validate_python(values | changes)
@@ -31,6 +33,9 @@ def strategy(name: str, **changes: Any) -> Strategy:
 
 
 def job(spec: Strategy, train: tuple[str, ...] = ("one", "two"), **changes: Any) -> JobSpec:
+    if spec.masked_only:
+        train = train if len(train) > 2 else (*train, "four")
+        changes = {"secure_aggregation": {}} | changes
     return JobSpec.model_validate(
         {
             "name": "small",

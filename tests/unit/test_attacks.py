@@ -59,7 +59,7 @@ def sent(spec: JobSpec, features: Any, labels: Any, model: Arrays, seed: int = 0
     noise = None if spec.privacy is None else Noise(spec.privacy, spec.fold.fraction_bits, source=seeded(seed))
     method = method_for(spec.strategy)
     trainer = trainer_for(
-        method, features, labels, seed=seed, institution="north", min_class_samples=least, noise=noise
+        method, features, labels, seed=seed, institution="north", rounds=1, min_class_samples=least, noise=noise
     )
     return trainer.train(model, trainer.initial_state(model), 0)[0]
 

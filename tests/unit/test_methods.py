@@ -46,7 +46,9 @@ METHODS_FIELDS = {name: set(type(strategy(name)).model_fields) for name in METHO
 
 
 def test_every_method_has_both_sides() -> None:
-    assert METHODS.keys() == STRATEGIES.keys() == {*ANALYTIC, *(values["name"] for values in CASES.values())}
+    assert (
+        METHODS.keys() == STRATEGIES.keys() == {*ANALYTIC, "blindfed", *(values["name"] for values in CASES.values())}
+    )
 
 
 def run(made: Strategy, rounds: int, institutions: tuple[str, ...] = ("one", "two")) -> tuple[Arrays, State]:

@@ -71,7 +71,7 @@ def made(privacy: Privacy | None, seed: int = 0, **strategy: Any) -> tuple[Train
     values = {"name": "fedot", "classes": ["a", "b", "c"], "dimension": D, "blocks": BLOCKS, **strategy}
     method = method_for(FedotStrategy.model_validate(values))
     noise = None if privacy is None else Noise(privacy, source=seeded(seed))
-    return trainer_for(method, *data(), seed=1, institution="north", noise=noise), method
+    return trainer_for(method, *data(), seed=1, institution="north", rounds=1, noise=noise), method
 
 
 def start() -> Arrays:

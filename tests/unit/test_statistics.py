@@ -91,7 +91,7 @@ def test_samples_that_do_not_fit_are_refused(change: Callable[..., Any], words: 
 
 
 def trained(features: Any, labels: Any, **limits: Any) -> Arrays:
-    trainer = trainer_for(method_for(SPEC), features, labels, seed=1, institution="one", **limits)
+    trainer = trainer_for(method_for(SPEC), features, labels, seed=1, institution="one", rounds=1, **limits)
     update, state = trainer.train({}, trainer.initial_state({}), 0)
     assert state is None
     return update
@@ -118,7 +118,7 @@ def test_few_samples_in_all_are_not_told_about() -> None:
 
 
 def test_sums_stop_when_they_are_cancelled() -> None:
-    trainer = trainer_for(method_for(SPEC), *pool(50, D, K), seed=1, institution="one")
+    trainer = trainer_for(method_for(SPEC), *pool(50, D, K), seed=1, institution="one", rounds=1)
     with pytest.raises(VeilfedError) as stopped:
         trainer.train({}, None, 0, lambda: True)
     assert stopped.value.code is Code.CANCELLED

@@ -8,6 +8,7 @@ strategy_for(spec) -> Strategy
 from aggregator.strategies.analytic import Afl, Fedcgs
 from aggregator.strategies.averaging import AllGlobal, Averaging
 from aggregator.strategies.base import Report, Strategy, Update
+from aggregator.strategies.blindfed import Blindfed
 from aggregator.strategies.fedclip import Fedclip
 from aggregator.strategies.fedgh import Fedgh
 from aggregator.strategies.fedopal import Fedopal
@@ -28,6 +29,7 @@ STRATEGIES: dict[StrategyName, type[Strategy]] = {
     "afl": Afl,
     "fedcgs": Fedcgs,
     "fedopal": Fedopal,
+    "blindfed": Blindfed,
 }
 
 

@@ -7,20 +7,20 @@ method_for(strategy) -> Method           the method that a job names (client_age
     .read_state(data, where) -> State                                   of state.to_bytes()
     .update_weight(samples) -> float
     .prompts(model, state) -> [M, D] | None                             what inputs are embedded with
-trainer_for(method, features, labels, seed=, institution=) -> Trains
+trainer_for(method, features, labels, seed=, institution=, rounds=) -> Trains
     .initial_state(model) -> State | None                               before the first round; None for no state
     .train(model, state, round_number, cancelled) -> (update, state)
 
 `model` and `update` are named arrays as on the wire: strategy.model_shapes, strategy.update_shapes, strategy.dtype.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from client_agent.privacy.mechanisms import Noise
 from client_agent.trainers.all_global import AllGlobal
 from client_agent.trainers.all_local import AllLocal
 from client_agent.trainers.analytic import Analytic, Summer
+from client_agent.trainers.blindfed import AdapterTrainer, Blindfed
 from client_agent.trainers.fedadapter import Fedadapter
 from client_agent.trainers.fedclip import Fedclip
 from client_agent.trainers.fedgh import Fedgh
@@ -28,12 +28,11 @@ from client_agent.trainers.fedlt import Fedlt
 from client_agent.trainers.fedopal import Fedopal
 from client_agent.trainers.fedot import Fedot
 from client_agent.trainers.inputs import Float, Labels
-from client_agent.trainers.method import Method, Stepwise
+from client_agent.trainers.method import Method, Stepwise, Trains
 from client_agent.trainers.private import NoisyUpdates, SampleTrainer
 from client_agent.trainers.state import State
 from client_agent.trainers.training import Trainer
 from veilfed.jobs import SamplePrivacy, Strategy, StrategyName
-from veilfed.wire.tensors import Arrays
 
 __all__ = ["METHODS", "Method", "State", "Stepwise", "Trainer", "Trains", "method_for", "trainer_for"]
 
@@ -48,19 +47,8 @@ METHODS: dict[StrategyName, type[Method[Any]]] = {
     "afl": Analytic,
     "fedcgs": Analytic,
     "fedopal": Fedopal,
+    "blindfed": Blindfed,
 }
-
-
-class Trains(Protocol):
-    """What computes an institution's updates."""
-
-    def initial_state(self, model: Arrays) -> State | None:
-        """The private state before the first round; None where there is never one."""
-
-    def train(
-        self, model: Arrays, state: Any, round_number: int, cancelled: Callable[[], bool] = ...
-    ) -> tuple[Arrays, State | None]:
-        """What is sent, and the new state."""
 
 
 def method_for(strategy: Strategy) -> Method[Any]:
@@ -75,15 +63,21 @@ def trainer_for(
     *,
     seed: int,
     institution: str,
+    rounds: int,
     min_class_samples: int = 5,
     min_samples: int = 1,
     noise: Noise | None = None,
 ) -> Trains:
-    """Of the training split of one institution: embeddings float32 [n, d] as the oracle gave them, labels int64 [n].
+    """Of the training split of one institution: embeddings float32 [n, d] as the oracle gave them, labels int64 [n];
+    of `blindfed` block outputs, see AdapterTrainer. `rounds` is how many the job has.
 
     The policy's limits: `min_class_samples` of a class, or nothing is told about it alone; `min_samples` in all, or
     sums over them are not given out. `noise` is that of a job with privacy. Raises VeilfedError(DATA_INVALID).
     """
+    trainer: Trains
+    if isinstance(method, Blindfed):
+        trainer = AdapterTrainer(method, features, labels, seed=seed, institution=institution, rounds=rounds)
+        return trainer if noise is None else NoisyUpdates(trainer, noise)
     if not isinstance(method, Stepwise):
         return Summer(
             method, features, labels, min_class_samples=min_class_samples, min_samples=min_samples, noise=noise

@@ -5,8 +5,8 @@
 with a classifier w_g [K, d] and a transformation f of the embedding h that is the method's own.
 """
 
-from collections.abc import Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from client_agent.trainers.state import State
 from veilfed.jobs import CLASSIFIER, Shapes, StrategySpec, TrainedSpec
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Method", "Spec", "Stepwise", "Tensors", "array_of"]
+__all__ = ["Method", "Spec", "Stepwise", "Tensors", "Trains", "array_of"]
 
 Spec = TypeVar("Spec", bound=StrategySpec)
 TrainedSpecs = TypeVar("TrainedSpecs", bound=TrainedSpec)
@@ -131,6 +131,18 @@ class Stepwise(Method[TrainedSpecs]):
     def read_state(self, data: bytes, where: str = "state") -> State:
         """The state of `State.to_bytes`. Raises VeilfedError(STATE_CORRUPT), which names `where`."""
         return State.from_bytes(data, self.zero_state(), where)
+
+
+class Trains(Protocol):
+    """What computes an institution's updates."""
+
+    def initial_state(self, model: Arrays) -> State | None:
+        """The private state before the first round; None where there is never one."""
+
+    def train(
+        self, model: Arrays, state: Any, round_number: int, cancelled: Callable[[], bool] = ...
+    ) -> tuple[Arrays, State | None]:
+        """What is sent, and the new state."""
 
 
 def _zeros(shapes: Shapes) -> Arrays:

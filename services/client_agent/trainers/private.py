@@ -30,7 +30,7 @@ from client_agent.privacy.gaussian import bernoulli, discrete_gaussian
 from client_agent.privacy.mechanisms import Noise, noisy_update, share, symmetric_noise
 from client_agent.trainers.cayley import solved
 from client_agent.trainers.inputs import Float, Labels
-from client_agent.trainers.method import Stepwise, Tensors
+from client_agent.trainers.method import Stepwise, Tensors, Trains
 from client_agent.trainers.state import State
 from client_agent.trainers.training import Trainer
 from veilfed.jobs import CLASSIFIER, TRANSFORM, SamplePrivacy, UpdatePrivacy
@@ -50,17 +50,17 @@ BATCH = 2**12
 class NoisyUpdates:
     """A trainer whose updates are clipped and noised; its private state stays as it is."""
 
-    def __init__(self, trainer: Trainer, noise: Noise) -> None:
+    def __init__(self, trainer: Trains, noise: Noise) -> None:
         self._trainer = trainer
         self._noise = noise
 
-    def initial_state(self, model: Arrays) -> State:
+    def initial_state(self, model: Arrays) -> State | None:
         return self._trainer.initial_state(model)
 
     def train(
-        self, model: Arrays, state: State, round_number: int, cancelled: Callable[[], bool] = lambda: False
-    ) -> tuple[Arrays, State]:
-        """As Trainer.train."""
+        self, model: Arrays, state: State | None, round_number: int, cancelled: Callable[[], bool] = lambda: False
+    ) -> tuple[Arrays, State | None]:
+        """As the trainer's own, and then the noise."""
         privacy = self._noise.privacy
         assert isinstance(privacy, UpdatePrivacy)  # noqa: S101  for mypy: trainer_for sees to it
         update, new = self._trainer.train(model, state, round_number, cancelled)

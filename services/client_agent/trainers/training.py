@@ -20,7 +20,7 @@ from client_agent.trainers.state import State
 from veilfed.errors import Code, VeilfedError
 from veilfed.wire.tensors import Arrays
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "batches", "generator"]
 
 
 class Trainer:
@@ -103,13 +103,23 @@ class Trainer:
 
     def _batches(self, round_number: int) -> Iterable[Tensor]:
         """The rows of each batch of the round: E permutations, the same whenever the round is trained again."""
-        random, strategy = self._random(round_number), self.method.strategy
-        orders = [torch.from_numpy(random.permutation(len(self._labels))) for _ in range(strategy.epochs)]
-        return [batch for order in orders for batch in torch.split(order, strategy.batch_size)]
+        strategy = self.method.strategy
+        return batches(self._random(round_number), len(self._labels), strategy.epochs, strategy.batch_size)
 
     def _random(self, purpose: int | str) -> np.random.Generator:
-        name = f"{self._seed}:{self._institution}:{purpose}"
-        return np.random.default_rng(list(hashlib.sha256(name.encode()).digest()))
+        return generator(self._seed, self._institution, purpose)
+
+
+def batches(random: np.random.Generator, samples: int, epochs: int, batch_size: int) -> list[Tensor]:
+    """The rows of each batch of so many passes over the samples, each in an order of its own."""
+    orders = [torch.from_numpy(random.permutation(samples)) for _ in range(epochs)]
+    return [batch for order in orders for batch in torch.split(order, batch_size)]
+
+
+def generator(seed: int, institution: str, purpose: int | str) -> np.random.Generator:
+    """The same for the same job's seed, institution, and purpose: a round, or another word."""
+    name = f"{seed}:{institution}:{purpose}"
+    return np.random.default_rng(list(hashlib.sha256(name.encode()).digest()))
 
 
 def _copy(array: Any) -> Tensor:

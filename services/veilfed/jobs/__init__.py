@@ -8,6 +8,7 @@ The classes of the methods also say which tensors a model and an update have: th
 
 from veilfed.jobs.analytic import BIAS, COUNTS, CROSS, GRAM, AflStrategy, AnalyticSpec, FedcgsStrategy, RidgeSpec
 from veilfed.jobs.base import CLASSIFIER, FLOAT32, Shapes, StrategySpec, TrainedSpec, payload_bytes
+from veilfed.jobs.blindfed import ADAPTER_DOWN, ADAPTER_UP, CLASSIFIER_BIAS, BlindfedStrategy
 from veilfed.jobs.fedopal import FIRST_PROMPTS, PROMPTS, FedopalStrategy
 from veilfed.jobs.privacy import Privacy, SamplePrivacy, StatisticsPrivacy, UpdatePrivacy
 from veilfed.jobs.spec import PRIVACY_MODES, Cohort, Fold, JobSpec, SecureAggregation, parse_job
@@ -29,10 +30,13 @@ from veilfed.jobs.strategies import (
 )
 
 __all__ = [
+    "ADAPTER_DOWN",
+    "ADAPTER_UP",
     "ATTENTION_IN",
     "ATTENTION_OUT",
     "BIAS",
     "CLASSIFIER",
+    "CLASSIFIER_BIAS",
     "COUNTS",
     "CROSS",
     "FIRST_PROMPTS",
@@ -46,6 +50,7 @@ __all__ = [
     "AllGlobalStrategy",
     "AllLocalStrategy",
     "AnalyticSpec",
+    "BlindfedStrategy",
     "Cohort",
     "FedadapterStrategy",
     "FedcgsStrategy",

@@ -70,6 +70,11 @@ class StrategySpec(Strict):
         """Whether the sum of the updates is all that the next model needs, as secure aggregation gives it."""
         return True
 
+    @property
+    def masked_only(self) -> bool:
+        """Whether the job must have secure aggregation, as the update of one institution could tell of its data."""
+        return False
+
 
 class TrainedSpec(StrategySpec):
     """A method that is trained by steps of Adam."""

@@ -18,7 +18,7 @@ __all__ = ["PRIVACY_MODES", "Cohort", "Fold", "JobSpec", "SecureAggregation", "p
 
 # The strategies that can be had with each mode of privacy. Others send something that its noise does not cover.
 PRIVACY_MODES: dict[str, tuple[StrategyName, ...]] = {
-    "update": ("fedot", "all-global", "fedlt", "fedadapter", "fedclip"),
+    "update": ("fedot", "all-global", "fedlt", "fedadapter", "fedclip", "blindfed"),
     "statistics": ("afl", "fedcgs"),
     "sample": ("fedot",),
 }
@@ -97,6 +97,11 @@ class JobSpec(Strict):
             )
         if self.secure_aggregation is not None:
             self._check_masked()
+        elif self.strategy.masked_only:
+            raise ValueError(
+                f"{self.strategy.name} needs secure_aggregation: whoever plants values in what an institution "
+                "trains on could read them from its update"
+            )
         return self
 
     @model_validator(mode="after")

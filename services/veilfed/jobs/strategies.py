@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from veilfed.jobs.analytic import AflStrategy, FedcgsStrategy
 from veilfed.jobs.base import CLASSIFIER, Shapes, TrainedSpec
+from veilfed.jobs.blindfed import BlindfedStrategy
 from veilfed.jobs.fedopal import FedopalStrategy
 
 __all__ = [
@@ -165,9 +166,20 @@ Strategy = Annotated[
     | FedghStrategy
     | AflStrategy
     | FedcgsStrategy
-    | FedopalStrategy,
+    | FedopalStrategy
+    | BlindfedStrategy,
     Field(discriminator="name"),
 ]
 StrategyName = Literal[
-    "fedot", "all-global", "all-local", "fedlt", "fedadapter", "fedclip", "fedgh", "afl", "fedcgs", "fedopal"
+    "fedot",
+    "all-global",
+    "all-local",
+    "fedlt",
+    "fedadapter",
+    "fedclip",
+    "fedgh",
+    "afl",
+    "fedcgs",
+    "fedopal",
+    "blindfed",
 ]
