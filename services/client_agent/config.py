@@ -13,7 +13,7 @@ from veilfed.identity.material import TlsFiles
 from veilfed.identity.names import LABEL, Identity, Role
 from veilfed.packages import default_folder
 
-__all__ = ["AgentConfig", "AggregatorEndpoint", "OracleEndpoint", "SecureAggregationConfig"]
+__all__ = ["AgentConfig", "AggregatorEndpoint", "EncryptedConfig", "OracleEndpoint", "SecureAggregationConfig"]
 
 
 def _parse(value: Any) -> Any:
@@ -62,6 +62,23 @@ class OracleEndpoint(Strict):
         return self
 
 
+class EncryptedConfig(Strict):
+    """The model owner's service on ciphertexts, in the owner's zone: it sees ciphertexts alone."""
+
+    address: Address
+    identity: ServerIdentity
+    # What the owner has published to prepare inputs with.
+    inputs: Path
+    # Threads of encryption and decryption.
+    threads: int = Field(default=1, ge=1, le=256)
+
+    @model_validator(mode="after")
+    def _role(self) -> Self:
+        if self.identity.role is not Role.ORACLE:
+            raise ValueError("identity: not that of an oracle")
+        return self
+
+
 class SecureAggregationConfig(Strict):
     """With whom this institution adds up what it sends, in jobs with secure aggregation."""
 
@@ -79,6 +96,8 @@ class AgentConfig(Strict):
     identity: TlsFiles
     aggregator: AggregatorEndpoint
     oracle: OracleEndpoint
+    # Without it, jobs on encrypted blocks (`blindfed`) are refused. Needs the extra `encrypted`.
+    encrypted: EncryptedConfig | None = None
     # Where the institution's samples come from.
     data: DataConfig
     # Share of the samples that is never trained on, of each class.

@@ -18,6 +18,7 @@ from client_agent.oracle_client import Batch, Inputs, OracleClient, connect_orac
 from client_agent.startup import load_agent_credentials, open_gate
 from client_agent.state import StateFolder
 from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import BlindfedStrategy
 from veilfed.logs import get_logger
 
 __all__ = ["Features", "embed_apart"]
@@ -62,6 +63,29 @@ class Features:
             oracle.check_prompts(prompts.shape[1], gradients=False)
             inputs: Any = [samples.inputs[row] for row in rows]
             return await self._kept(oracle, samples.modality, inputs, prompts)
+
+    async def blocks(self, strategy: BlindfedStrategy) -> tuple[Samples, Float]:
+        """The samples and the released outputs of the owner's blocks on their ciphertexts.
+
+        float32 [n, t, 1 + R d], see client_agent.encrypted.outputs. Raises VeilfedError: POLICY_DENIED where no such
+        oracle is configured, PACKAGE_MISSING, and what that oracle, the data source or the gate say.
+        """
+        config = self._config.encrypted
+        if config is None:
+            raise VeilfedError(Code.POLICY_DENIED, "jobs on encrypted blocks need `encrypted` in the configuration")
+        try:
+            from client_agent.encrypted.outputs import block_features  # noqa: PLC0415  the extra `encrypted`
+        except ImportError as error:
+            raise VeilfedError(
+                Code.PACKAGE_MISSING, f"encrypted: needs {error.name}", "pip install 'veilfed[agent,encrypted]'"
+            ) from None
+        samples = await self.samples()
+        credentials = await asyncio.to_thread(load_agent_credentials, self._config)
+        folder = self._config.state / "encrypted"
+        async with self._lock:
+            return samples, await block_features(
+                credentials, config, self._gate, folder, samples.modality, samples.inputs, strategy
+            )
 
     @asynccontextmanager
     async def oracle(self, dimension: int) -> AsyncIterator[tuple[Samples, OracleClient]]:

@@ -19,7 +19,7 @@ from client_agent.prompting import Prompting
 from client_agent.state import Finished, JobFolder
 from client_agent.work import Order, Prepared
 from veilfed.errors import Code, VeilfedError
-from veilfed.jobs import FedopalStrategy, JobSpec, payload_bytes
+from veilfed.jobs import BlindfedStrategy, FedopalStrategy, JobSpec, payload_bytes
 from veilfed.logs import get_logger
 from veilfed.v1.aggregator_pb2 import TASK_KIND_EVALUATE, TASK_KIND_TRAIN, Evaluation, Task, TaskRefusal, Update
 from veilfed.wire.tensors import digest
@@ -274,7 +274,10 @@ class Worker:
         desk, job = self._desk, self._task.job_id
         if job not in desk.prepared:
             self._act("embedding")
-            samples, features = await desk.features.embedded(spec.strategy.dimension)
+            if isinstance(spec.strategy, BlindfedStrategy):
+                samples, features = await desk.features.blocks(spec.strategy)
+            else:
+                samples, features = await desk.features.embedded(spec.strategy.dimension)
             prepared = await self._compute(
                 partial(work.prepare, spec, desk.institution, samples, features, desk.test_fraction, desk.gate.policy)
             )

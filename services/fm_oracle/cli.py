@@ -10,6 +10,9 @@ import typer
 from veilfed import logs, packages
 from veilfed.cli import output
 from veilfed.config import load_config
+from veilfed.errors import Code, VeilfedError
+from veilfed.files import write_atomic
+from veilfed.memory import keep_all_memory
 
 __all__ = ["app"]
 
@@ -33,6 +36,8 @@ def serve(config: Config) -> None:
 
     loaded = load_config(OracleConfig, config)
     logs.configure(loaded.log_level)
+    if loaded.encrypted is not None:
+        keep_all_memory()
     asyncio.run(run(loaded))
 
 
@@ -136,3 +141,48 @@ def distill(
     student.save(out)
     kept.unlink(missing_ok=True)
     output.result(document(student, error), shown(student, error, out), as_json)
+
+
+@app.command()
+def publish_inputs(
+    student: Annotated[Path, typer.Option(help="What `distill` has written.")],
+    out: Annotated[Path, typer.Option(help="The file for the institutions.")],
+    folder: Folder = None,
+) -> None:
+    """Writes what institutions prepare the inputs of a student with: of texts, the owner's token table and positions.
+
+    None of the blocks is in it; what is, becomes public.
+    """
+    from fm_oracle.distill.inputs import published_inputs  # noqa: PLC0415
+    from fm_oracle.distill.package import StudentPackage  # noqa: PLC0415
+    from fm_oracle.distill.teacher import teacher_of  # noqa: PLC0415
+    from fm_oracle.models import registry  # noqa: PLC0415
+    from fm_oracle.models.vit import PATCH  # noqa: PLC0415
+
+    shape = StudentPackage.load(student).shape
+    model = registry.load(shape.kind, folder or packages.default_folder())
+    teacher = teacher_of(model, shape.tokens, PATCH * int(shape.tokens**0.5))
+    write_atomic(out, published_inputs(teacher), mode=0o644)
+    output.say(f"{out}: what institutions need to prepare inputs for {student}")
+
+
+@app.command()
+def student(config: Config, federation: Annotated[str, typer.Option()], as_json: output.Json = False) -> None:
+    """What a job on a student's encrypted blocks has to say of it, which of them are released among that."""
+    from fm_oracle.blocks.compute import Served  # noqa: PLC0415
+    from fm_oracle.blocks.release import fixed, secret_of  # noqa: PLC0415
+    from fm_oracle.config import OracleConfig  # noqa: PLC0415
+
+    loaded = load_config(OracleConfig, config)
+    if loaded.encrypted is None:
+        raise VeilfedError(Code.CONFIG_INVALID, f"{config}: it has no `encrypted`")
+    served = Served.load(loaded.encrypted.student, threads=1)
+    blocks = served.student.shape.blocks
+    secret = secret_of(loaded.state)
+    about = {
+        "dimension": served.student.shape.dimension,
+        "blocks": blocks,
+        "tokens": served.diagonals.tokens,
+        "released": list(fixed(secret, served.version, federation, blocks)),
+    }
+    output.result(about, output.table(("property", "value"), about.items()), as_json)

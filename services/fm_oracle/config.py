@@ -13,11 +13,23 @@ from veilfed.identity.material import TlsFiles
 from veilfed.identity.names import LABEL
 from veilfed.packages import default_folder
 
-__all__ = ["OracleConfig"]
+__all__ = ["EncryptedConfig", "OracleConfig"]
 
 Quota = Annotated[int, Field(ge=0)]
 # Another spelling would be nobody's, and who was to be shut out would not be.
 Institution = Annotated[str, Field(pattern=rf"^{LABEL}$")]
+
+
+class EncryptedConfig(Strict):
+    """A student that is computed on ciphertexts; see docs/how-to/serve-encrypted-blocks.md."""
+
+    # What `veilfed oracle distill` has written, and `veilfed oracle publish-inputs` beside it.
+    student: Path
+    inputs: Path
+    # How long an institution's keys are kept after it has opened a session.
+    session_hours: float = Field(default=168.0, gt=0, le=24 * 366, allow_inf_nan=False)
+    # Threads of the arithmetic.
+    threads: int = Field(default=2, ge=1, le=256)
 
 
 class OracleConfig(Strict):
@@ -27,8 +39,8 @@ class OracleConfig(Strict):
     # Address and port; port 0 takes a free one.
     listen: str
     # "minilm" (text), "vit" (images), one of another library such as "open_clip:ViT-B-32" (extra `encoders`), or one
-    # that another package adds by the entry points `veilfed.models`.
-    model: str
+    # that another package adds by the entry points `veilfed.models`. Without one no embeddings are given out.
+    model: str | None = None
     # Where `veilfed oracle fetch` put the model; by default veilfed.packages.default_folder().
     folder: Path | None = None
     # Folder for what must survive a restart: the counts of released embeddings.
@@ -54,13 +66,17 @@ class OracleConfig(Strict):
     # What a client may do with prompt tokens, where the model takes them: nothing, have inputs embedded with them, or
     # also have gradients with respect to them.
     prompts: Literal["off", "forward", "gradients"] = "forward"
+    # Blocks on ciphertexts; needs the extra `encrypted`.
+    encrypted: EncryptedConfig | None = None
     # Threads of the model's arithmetic.
     threads: int = Field(default=1, ge=1, le=256)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("model")
     @classmethod
-    def _installed(cls, model: str) -> str:
+    def _installed(cls, model: str | None) -> str | None:
+        if model is None:
+            return None
         try:
             registry.check_name(model)
         except VeilfedError as error:
@@ -69,6 +85,8 @@ class OracleConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.model is None and self.encrypted is None:
+            raise ValueError("model: without it there is nothing to serve, unless there is `encrypted`")
         if self.burst < self.max_batch:
             raise ValueError("burst: must be at least max_batch, or a full request could never pass")
         return self

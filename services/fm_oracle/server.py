@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +21,11 @@ from veilfed.identity.names import Role
 from veilfed.logs import get_logger
 from veilfed.rpc.progress import STALL_SECONDS
 from veilfed.rpc.server import create_server, run_server
+from veilfed.v1.blocks_pb2_grpc import add_EncryptedBlocksServicer_to_server
 from veilfed.v1.oracle_pb2_grpc import add_OracleServicer_to_server
+
+if TYPE_CHECKING:
+    from fm_oracle.blocks.service import BlocksService
 
 __all__ = ["serve", "service"]
 
@@ -60,13 +65,41 @@ async def service(
                     await oracle.drained()
 
 
+@asynccontextmanager
+async def _blocks(config: OracleConfig, credentials: Credentials) -> AsyncIterator["BlocksService | None"]:
+    """The service on ciphertexts, where it is configured. Raises VeilfedError."""
+    encrypted = config.encrypted
+    if encrypted is None:
+        yield None
+        return
+    try:
+        from fm_oracle.blocks.compute import Served  # noqa: PLC0415  the extra `encrypted`
+        from fm_oracle.blocks.service import BlocksService  # noqa: PLC0415
+    except ImportError as error:
+        raise VeilfedError(
+            Code.PACKAGE_MISSING, f"encrypted: needs {error.name}", "pip install 'veilfed[oracle,encrypted]'"
+        ) from None
+    served = await asyncio.to_thread(Served.load, encrypted.student, encrypted.threads)
+    limits = replace(config.limits, burst=max(config.burst, served.diagonals.samples))
+    with ReleaseGate(config.state, limits) as gate:
+        federation = credentials.identity.federation
+        blocks = await asyncio.to_thread(BlocksService, served, encrypted, config.state, federation, gate)
+        log.info("student loaded", version=served.version[:16], blocks=served.student.shape.blocks)
+        yield blocks
+
+
 async def serve(config: OracleConfig) -> None:
     """Serves until SIGTERM. Raises VeilfedError when the oracle cannot start."""
     credentials = _credentials(config)
-    torch.set_num_threads(config.threads)
-    model = await asyncio.to_thread(registry.load, config.model, config.packages)
-    log.info("model loaded", model=model.card.name, version=model.card.version, dimension=model.card.dimension)
-    async with service(model, config) as oracle:
+    async with AsyncExitStack() as stack:
         server, port = create_server(credentials, config.listen)
-        add_OracleServicer_to_server(oracle, server)
+        if config.model is not None:
+            torch.set_num_threads(config.threads)
+            model = await asyncio.to_thread(registry.load, config.model, config.packages)
+            card = model.card
+            log.info("model loaded", model=card.name, version=card.version, dimension=card.dimension)
+            add_OracleServicer_to_server(await stack.enter_async_context(service(model, config)), server)
+        blocks = await stack.enter_async_context(_blocks(config, credentials))
+        if blocks is not None:
+            add_EncryptedBlocksServicer_to_server(blocks, server)
         await run_server(server, port, name="oracle")

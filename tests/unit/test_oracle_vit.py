@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fm_oracle.models.images import decode, square
 from fm_oracle.models.vit import IMAGE_SIZE, WEIGHTS, ViT, normalise
 from tests.support.models import png, published
 from veilfed.errors import Code, VeilfedError
+from veilfed.images import decode, square
 from veilfed.packages import locate
 
 BLOCK_11 = "/backbone/encoder/layer.10/Add_1_output_0"

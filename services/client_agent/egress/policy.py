@@ -32,6 +32,9 @@ class Purpose(StrEnum):
     DESCRIBE = "describe"
     EMBED = "embed"
     PROMPT_GRADIENT = "prompt_gradient"
+    # To the model owner's service on ciphertexts: keys with which nothing can be read, and what is under them.
+    EVALUATION_KEYS = "evaluation_keys"
+    CIPHERTEXTS = "ciphertexts"
 
 
 class PrivacyPolicy(Strict):

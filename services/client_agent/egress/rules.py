@@ -15,12 +15,14 @@ from veilfed import protocol
 from veilfed.errors import Code
 from veilfed.identity.names import Role
 from veilfed.v1.aggregator_pb2 import FetchRequest, JoinRequest, PushRequest, StatRequest, WorkRequest
+from veilfed.v1.blocks_pb2 import DescribeStudentRequest, ForwardRequest, OpenSessionRequest
 from veilfed.v1.oracle_pb2 import DescribeRequest, EmbedRequest, PromptGradientRequest
 
 __all__ = ["COORDINATOR", "ORACLE", "RULES", "Refused", "Rule", "check_form", "find_rule", "role_for"]
 
 COORDINATOR = "/veilfed.v1.Coordinator/"
 ORACLE = "/veilfed.v1.Oracle/"
+BLOCKS = "/veilfed.v1.EncryptedBlocks/"
 
 
 class Refused(Exception):  # noqa: N818  an outcome, turned into VeilfedError(POLICY_DENIED) by the gate
@@ -39,6 +41,11 @@ class Rule:
 
 def _rule(role: Role, message: type[Message], purpose: Purpose, fields: str = "") -> Rule:
     return Rule(role, message, purpose, frozenset(fields.split()))
+
+
+def _nested(path: str, fields: str) -> str:
+    """A message in a field, and the fields of its own."""
+    return " ".join([path, *(f"{path}.{name}" for name in fields.split())])
 
 
 _TENSORS = (
@@ -61,6 +68,12 @@ _MASK_PARTS = {
 _TEXTS = " texts texts.values"
 _IMAGES = " images images.values"
 _PROMPTS = " prompts prompts.dtype prompts.shape prompts.data"
+_CIPHERTEXTS = "parameters count components limbs scale seed first residues sha256"
+_PARTS = {
+    "public_key": _CIPHERTEXTS,
+    "digit": "parameters rotation digit residues sha256 seed",
+    **dict.fromkeys(("features", "mask", "padding", "refreshed"), _CIPHERTEXTS),
+}
 _TASK = "head head.dtype head.shape head.data labels"
 
 # By full method name and by the set member of the message's oneof ("" where it has none).
@@ -85,7 +98,7 @@ RULES: dict[tuple[str, str], Rule] = {
             Role.AGGREGATOR,
             WorkRequest,
             Purpose.MASKING,
-            " ".join([_MASK, f"mask.{part}", *(f"mask.{part}.{name}" for name in fields.split())]),
+            f"{_MASK} {_nested(f'mask.{part}', fields)}",
         )
         for part, fields in _MASK_PARTS.items()
     },
@@ -119,6 +132,23 @@ RULES: dict[tuple[str, str], Rule] = {
     (ORACLE + "PromptGradient", "images"): _rule(
         Role.ORACLE, PromptGradientRequest, Purpose.PROMPT_GRADIENT, _TASK + _IMAGES + _PROMPTS
     ),
+    (BLOCKS + "DescribeStudent", ""): _rule(Role.ORACLE, DescribeStudentRequest, Purpose.DESCRIBE),
+    (BLOCKS + "OpenSession", "start"): _rule(
+        Role.ORACLE, OpenSessionRequest, Purpose.EVALUATION_KEYS, "start start.version start.keys"
+    ),
+    (BLOCKS + "Forward", "start"): _rule(
+        Role.ORACLE, ForwardRequest, Purpose.CIPHERTEXTS, "start start.session start.pass_id start.have"
+    ),
+    **{
+        (BLOCKS + "OpenSession", part): _rule(
+            Role.ORACLE, OpenSessionRequest, Purpose.EVALUATION_KEYS, _nested(part, _PARTS[part])
+        )
+        for part in ("public_key", "digit")
+    },
+    **{
+        (BLOCKS + "Forward", part): _rule(Role.ORACLE, ForwardRequest, Purpose.CIPHERTEXTS, _nested(part, _PARTS[part]))
+        for part in ("features", "mask", "padding", "refreshed")
+    },
 }
 
 
@@ -132,7 +162,8 @@ _FORMS: dict[str, Callable[[str], bool]] = {
     "session": _pattern(r"[\x21-\x7e]{1,256}"),
     "token": _pattern(r"[\x21-\x7e]{1,256}"),
     "job_id": _pattern(r"[A-Za-z0-9._-]{1,128}"),
-    "sha256": _pattern(r"[0-9a-f]{64}"),
+    **dict.fromkeys(("sha256", "version", "keys", "parameters"), _pattern(r"[0-9a-f]{64}")),
+    "pass_id": _pattern(r"[0-9a-f]{32}"),
     "software_version": _pattern(r"[A-Za-z0-9.+-]{1,64}"),
     "activity": ACTIVITIES.__contains__,
     "code": frozenset(Code.__members__).__contains__,

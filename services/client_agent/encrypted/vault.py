@@ -23,9 +23,12 @@ Real = NDArray[np.float64]
 
 
 class Vault:
-    """Fresh keys for a parameter set, and for rotations by `steps` to the left, around the end."""
+    """Keys for a parameter set, and for rotations by `steps` to the left, around the end.
 
-    def __init__(self, basis: Basis, steps: Sequence[int]) -> None:
+    Fresh ones, or those of `to_bytes`. Raises VeilfedError(STATE_CORRUPT) for bytes that are no keys.
+    """
+
+    def __init__(self, basis: Basis, steps: Sequence[int], kept: bytes | None = None) -> None:
         self.basis = basis
         self.parameters = parameters = basis.parameters
         self.steps = tuple(sorted({step % basis.parameters.slots for step in steps} - {0}))
@@ -34,9 +37,27 @@ class Vault:
         self.seal.contextGen(scheme="ckks", n=parameters.n, scale=parameters.scale, qi_sizes=bits)
         if tuple(int(q) for q in self.seal.get_qi()) != parameters.primes:
             raise VeilfedError(Code.INTERNAL, "SEAL has chosen other primes than this software")
-        self.seal.keyGen()
+        if kept is None:
+            self.seal.keyGen()
+        else:
+            self._load(kept)
         primes = basis.special + 1
         self._secret = seal.read_polynomial(self.seal.to_bytes_secret_key("none"), primes, basis)
+        # Serialised ciphertexts by (components, limbs), for their headers.
+        self._headers: dict[tuple[int, int], bytes] = {}
+
+    def to_bytes(self) -> bytes:
+        """The secret and the public key: not to be seen by anybody else."""
+        public = self.seal.to_bytes_public_key("none")
+        return b"".join([len(public).to_bytes(8, "little"), public, self.seal.to_bytes_secret_key("none")])
+
+    def _load(self, kept: bytes) -> None:
+        end = 8 + int.from_bytes(kept[:8], "little")
+        try:
+            self.seal.from_bytes_public_key(kept[8:end])
+            self.seal.from_bytes_secret_key(kept[end:])
+        except Exception:  # noqa: BLE001, RUF100  whatever SEAL says of bytes that are no keys
+            raise VeilfedError(Code.STATE_CORRUPT, "the institution's keys for ciphertexts cannot be read") from None
 
     def key_digits(self, seed: bytes) -> Iterator[KeyDigit]:
         """What the oracle computes with: the keys for rotations and for relinearisation, one digit after the other.
@@ -128,14 +149,22 @@ class Vault:
 
     def decrypt_by_seal(self, values: Float, scale: float) -> Real:
         """The slots of a ciphertext [components, limbs, n]."""
-        like = self.seal.encrypt(np.zeros(1))
-        for _ in range(self.parameters.limbs - values.shape[1]):
-            self.seal.mod_switch_to_next_ctxt(like)
-        if len(values) == 3:
-            self.seal.multiply(like, like)
-        data = seal.ciphertext_bytes(values, scale, like.to_bytes("none"), self.basis)
+        form = len(values), values.shape[1]
+        if form not in self._headers:
+            self._headers[form] = self._header(*form)
+        data = seal.ciphertext_bytes(values, scale, self._headers[form], self.basis)
         slots: Real = np.asarray(self.seal.decrypt(PyCtxt(pyfhel=self.seal, bytestring=data, scheme="ckks")))
         return slots
+
+    def _header(self, components: int, limbs: int) -> bytes:
+        """A serialised ciphertext with so many components and limbs."""
+        like = self.seal.encrypt(np.zeros(1))
+        for _ in range(self.parameters.limbs - limbs):
+            self.seal.mod_switch_to_next_ctxt(like)
+        if components == 3:
+            self.seal.multiply(like, like)
+        data: bytes = like.to_bytes("none")
+        return data
 
     def refresh(self, masked: Float, shift: int, limbs: int, seed: bytes | None = None) -> Float:
         """Fresh ciphertexts [C, 2, limbs, n] of what is in masked ones of a lower level, divided by 2^shift.

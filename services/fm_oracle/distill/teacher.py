@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fm_oracle.distill.folding import Affine, fold_minilm, fold_vit
 from fm_oracle.distill.student import StudentBlock
 from fm_oracle.models.base import Attention, Model
-from fm_oracle.models.images import decode, square
 from fm_oracle.models.minilm import MiniLM
 from fm_oracle.models.vit import PATCH, ViT, normalise
 from veilfed.errors import Code, VeilfedError
+from veilfed.images import decode, square
 
 __all__ = ["Batch", "ImageTeacher", "Lesson", "Teacher", "TextTeacher", "teacher_of"]
 
@@ -112,6 +112,7 @@ class TextTeacher(Teacher):
     def __init__(self, model: MiniLM, tokens: int) -> None:
         super().__init__(model)
         self.bert = model.bert
+        self.tokenizer = model.tokenizer
         self.layers: list[Any] = list(self.bert.blocks)
         first = self.layers[0]
         self.dimension = self.features = model.card.dimension

@@ -81,16 +81,23 @@ class Block:
         Pre-normalised, both are three limbs above the lowest, or higher, and at the parameters' scale. Post-normalised,
         the stream is one that normalisation has left, two limbs above the lowest or higher, and its scale is its own.
         """
+        return self.second_half(self.first_half(x, mask, padding, operations), mask, operations)
+
+    def first_half(self, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
+        """h of the stream x."""
         if self.weights.gains is None:
-            h = self._around(
-                x, self._attention(self._first(x, self.lowest, operations), mask, padding, operations), operations
-            )
-            return self._around(h, self._feed_forward(self._second(h, operations), mask, operations), operations)
-        before, between = self.weights.gains
+            normed = self._first(x, self.lowest, operations)
+            return self._around(x, self._attention(normed, mask, padding, operations), operations)
         attended = self._attention(x.at(self.lowest), mask, padding, operations)
-        h = self._first(self._around(x, attended, operations, before), self.lowest + 2, operations)
+        total = self._around(x, attended, operations, self.weights.gains[0])
+        return self._first(total, self.lowest + 2, operations)
+
+    def second_half(self, h: B, mask: B, operations: Operations[B]) -> B:
+        """y of h."""
+        if self.weights.gains is None:
+            return self._around(h, self._feed_forward(self._second(h, operations), mask, operations), operations)
         fed = self._feed_forward(h, mask, operations)
-        return self._second(self._around(h, fed, operations, between), operations)
+        return self._second(self._around(h, fed, operations, self.weights.gains[1]), operations)
 
     def _first(self, x: B, limbs: int, operations: Operations[B]) -> B:
         operations.phase("first norm")
@@ -154,7 +161,11 @@ class Block:
             for number, part in enumerate(weighted)
         ]
         operations.phase("output")
-        return self._layer(self.weights.output, operations.join(parts), mask, operations)
+        joined = operations.join(parts)
+        # Reciprocals over a wide range have left a large scale: weights have as many bits as the refresh has room for.
+        room = operations.largest_scale(joined.limbs, ranges.stream) - math.log2(operations.parameters.scale)
+        bits = min(self.weight_bits, math.floor(room) - self._shift(joined, operations.parameters.scale))
+        return self._layer(self.weights.output, joined, mask, operations, bits)
 
     def _inverses(self, sums: B, mask: B, padding: B, operations: Operations[B]) -> B:
         """1 / row sums, one for each head; 0 in padded slots."""
@@ -193,15 +204,16 @@ class Block:
         """How many bits a refresh takes from the scale of x, to come near another."""
         return round(math.log2(x.scale / scale))
 
-    def _layer(self, weights: Real, x: B, mask: B, operations: Operations[B]) -> B:
+    def _layer(self, weights: Real, x: B, mask: B, operations: Operations[B], bits: int | None = None) -> B:
         """W x + b, of two components."""
-        out = operations.linear(self._rounded(weights[:, :-1], x, operations), x)
+        out = operations.linear(self._rounded(weights[:, :-1], x, operations, bits), x)
         return self._biased(out, weights[:, -1], mask, operations)
 
-    def _rounded(self, weights: Real, x: B, operations: Operations[B]) -> Layer:
+    def _rounded(self, weights: Real, x: B, operations: Operations[B], bits: int | None = None) -> Layer:
         """W at a scale so that a refresh brings the outputs to exactly that of the parameters by a shift."""
         scale = operations.parameters.scale
-        return Layer.rounded(weights, scale * 2.0 ** (self.weight_bits + self._shift(x, scale)) / x.scale)
+        bits = self.weight_bits if bits is None else bits
+        return Layer.rounded(weights, scale * 2.0 ** (bits + self._shift(x, scale)) / x.scale)
 
     def _biased(self, x: B, bias: Real, mask: B, operations: Operations[B]) -> B:
         """x + b in the slots of real tokens."""

@@ -7,6 +7,8 @@ if no coefficient of signal + mask leaves (-Q/2, Q/2), which fails with probabil
 at most B: fm_oracle.encrypted.operations.MARGIN_BITS demands that this is negligible.
 """
 
+import math
+
 import numpy as np
 
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
@@ -17,7 +19,11 @@ from veilfed.ckks.sampling import Stream, uniform
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["hide", "rerandomise", "reveal"]
+__all__ = ["flood", "hide", "rerandomise", "reveal"]
+
+# The noise on what is released, as bits below the scale: in a slot of a ring of degree 2^14 its standard deviation is
+# sqrt(n / 3) / 2^18 = 2.8e-4, some seven bits above the noise of a block's own arithmetic.
+FLOOD_BELOW_SCALE = 18
 
 
 def rerandomise(x: Ciphertexts, public_key: Float, basis: Basis) -> Ciphertexts:
@@ -48,6 +54,24 @@ def hide(x: Ciphertexts, public_key: Float, basis: Basis) -> tuple[Ciphertexts, 
     masks = np.empty((len(x), x.limbs, basis.n))
     basis.each(_mask, ((values[0], mask, basis) for values, mask in zip(fresh.values, masks, strict=True)))
     return fresh, masks
+
+
+def flood(x: Ciphertexts, public_key: Float, basis: Basis) -> Ciphertexts:
+    """What the agent gets of a released output: one limb, fresh randomness, and noise in the plaintext besides.
+
+    The noise of the arithmetic depends on what was computed; uniform noise of a hundred times its size hides it to that
+    degree, and no further.
+    """
+    fresh = rerandomise(x.at(1), public_key, basis)
+    bound = 1 << (round(math.log2(x.scale)) - FLOOD_BELOW_SCALE)
+    basis.each(_flood, ((values[0], bound, basis) for values in fresh.values))
+    return fresh
+
+
+def _flood(values: Float, bound: int, basis: Basis) -> None:
+    """Adds uniform integers in [-bound, bound) to a first component [1, n]."""
+    noise = Stream().below(2 * bound, basis.n).astype(np.int64) - bound
+    kernels.add(values[0], basis.from_integers(noise, 1)[0], values[0], basis.q[0], basis.p[0])
 
 
 def reveal(fresh: Float, masks: Float, shift: int, basis: Basis) -> Float:

@@ -39,9 +39,15 @@ class EncryptedModel:
 
     def __call__(self, features: B, mask: B, padding: B, operations: Operations[B]) -> Iterator[B]:
         x = self.start(features, operations)
-        for block in self.blocks:
-            x = block(x, mask, padding, operations)
-            yield x
+        for half in range(2 * len(self.blocks)):
+            x = self.half(half, x, mask, padding, operations)
+            if half % 2:
+                yield x
+
+    def half(self, number: int, x: B, mask: B, padding: B, operations: Operations[B]) -> B:
+        """Half of a block: those of block b, from 0, are 2 b and 2 b + 1."""
+        block = self.blocks[number // 2]
+        return block.second_half(x, mask, operations) if number % 2 else block.first_half(x, mask, padding, operations)
 
     def start(self, features: B, operations: Operations[B]) -> B:
         """The first stream of f + t features, at the scale of the parameters."""

@@ -159,8 +159,7 @@ class Operations(ABC, Generic[B]):
             raise VeilfedError(
                 Code.INPUT_INVALID, f"a refresh from {x.limbs} to {limbs} limbs: there are {self.parameters.limbs}"
             )
-        signal = math.log2(largest * x.scale) + 1
-        modulus = sum(math.log2(q) for q in self.parameters.primes[: x.limbs])
+        signal, modulus = math.log2(largest * x.scale) + 1, self._modulus(x.limbs)
         if modulus - 1 - signal < MARGIN_BITS:
             raise VeilfedError(
                 Code.INPUT_INVALID,
@@ -169,6 +168,14 @@ class Operations(ABC, Generic[B]):
                 "Refresh earlier, or at a smaller scale.",
             )
         return limbs
+
+    def largest_scale(self, limbs: int, largest: float) -> float:
+        """log2 of the largest scale at which a refresh from so many limbs hides values up to `largest`."""
+        return self._modulus(limbs) - 2 - MARGIN_BITS - math.log2(largest)
+
+    def _modulus(self, limbs: int) -> float:
+        """Its bits."""
+        return sum(math.log2(q) for q in self.parameters.primes[:limbs])
 
     def matching(self, x: B, y: B) -> None:
         """Raises VeilfedError(INPUT_INVALID) where x and y differ in level, components or scale."""

@@ -172,6 +172,11 @@ class MiniLM(Model[str]):
         tokenizer.enable_truncation(MAX_TOKENS)
         return cls(bert, tokenizer)
 
+    @property
+    def tokenizer(self) -> str:
+        """The tokeniser as JSON."""
+        return str(self._tokenizer.to_str())
+
     def prepare(self, inputs: Sequence[str]) -> list[NDArray[Any]]:
         """Token numbers, int64 [t] for each text, 2 <= t <= MAX_TOKENS."""
         return texts.tokenize(self._tokenizer, inputs)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fm_oracle.models.images import MAX_PIXELS, decode
 from veilfed.errors import Code, VeilfedError
+from veilfed.images import MAX_PIXELS, decode
 
 __all__ = ["MAX_SIDE", "Preprocessing", "from_huggingface", "from_open_clip", "from_timm", "unsupported"]
 

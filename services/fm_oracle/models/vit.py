@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fm_oracle.models.base import Attention, Card, Model, empty, freeze, read_file, version_of
-from fm_oracle.models.images import decode, square
 from fm_oracle.models.prompts import Pass, insert
 from veilfed.errors import Code, VeilfedError
+from veilfed.images import decode, square
 from veilfed.packages import PackageFile
 
 __all__ = ["ViT"]
