@@ -9,7 +9,7 @@ WHEELS := deploy/wheels/.made
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow mutation test-containers test-encoders test-encrypted venv lint protos data format clean
+.PHONY: demo demo-blind encrypted test test-slow mutation test-containers test-encoders test-encrypted venv lint protos data format clean
 
 demo: venv ## run FEDOT on real text and real images over the real services
 	$(BIN)/veilfed demo --task vader
@@ -40,9 +40,14 @@ test-encoders: data ## models and data of other libraries (open_clip, timm, tran
 	build/encoders/bin/python -m pytest -m encoders tests/encoders
 
 # SEAL's own build would fetch three helper libraries, which the toolchain file turns off.
-test-encrypted: venv ## the encrypted engine against SEAL; builds Pyfhel, some minutes once
+encrypted: venv
 	CMAKE_TOOLCHAIN_FILE=$(CURDIR)/deploy/seal.cmake $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[encrypted]'
+
+test-encrypted: encrypted ## the encrypted engine against SEAL; builds Pyfhel, some minutes once
 	$(BIN)/pytest -m encrypted tests/encrypted
+
+demo-blind: encrypted ## neither side sees the other's: a job on encrypted blocks, about a quarter of an hour on 2 cores
+	$(BIN)/veilfed demo --task blind
 
 mutation: venv data ## small faults in fold, gates, rounds and ledger: which tests notice (hours; MUTANTS=16 for a sample)
 	test -x build/mutation/bin/cosmic-ray || { $(PYTHON) -m venv build/mutation && build/mutation/bin/pip install --quiet cosmic-ray==8.7.0; }

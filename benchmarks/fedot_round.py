@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     task, packages = TASKS[options.task], default_folder()
-    fetch(task, packages)
+    fetch(task.model, task.name, packages)
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(Path(folder), task)
         with parties.running(workspace, packages, lambda step: None) as federation:

@@ -281,7 +281,8 @@ class Agent:
 async def serve(config: AgentConfig) -> None:
     """Works until SIGTERM. Raises VeilfedError when the agent cannot start, or joining cannot help."""
     credentials = load_agent_credentials(config)
-    zone_roots(config.oracle.root, credentials)  # rather than at the first task
+    if config.oracle is not None:
+        zone_roots(config.oracle.root, credentials)  # rather than at the first task
     folder = StateFolder(config.state)
     stop = stop_requested()
     # The number of threads is a property of the thread that calls torch, so the arithmetic's own thread sets it.

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from client_agent.data.config import DataConfig
 from client_agent.egress.policy import EgressPolicy
 from veilfed.config import Strict
-from veilfed.errors import VeilfedError
+from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import TlsFiles
 from veilfed.identity.names import LABEL, Identity, Role
 from veilfed.packages import default_folder
@@ -95,7 +95,8 @@ class AgentConfig(Strict):
 
     identity: TlsFiles
     aggregator: AggregatorEndpoint
-    oracle: OracleEndpoint
+    # Without it, jobs that need embeddings are refused.
+    oracle: OracleEndpoint | None = None
     # Without it, jobs on encrypted blocks (`blindfed`) are refused. Needs the extra `encrypted`.
     encrypted: EncryptedConfig | None = None
     # Where the institution's samples come from.
@@ -112,6 +113,19 @@ class AgentConfig(Strict):
     # Threads of the training's arithmetic.
     threads: int = Field(default=1, ge=1, le=256)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _some_oracle(self) -> Self:
+        if self.oracle is None and self.encrypted is None:
+            raise ValueError("oracle: without it nothing can be embedded, unless there is `encrypted`")
+        return self
+
+    @property
+    def own_oracle(self) -> OracleEndpoint:
+        """Raises VeilfedError(POLICY_DENIED) where there is none."""
+        if self.oracle is None:
+            raise VeilfedError(Code.POLICY_DENIED, "this institution has no oracle of its own that embeds its samples")
+        return self.oracle
 
     @property
     def packages_folder(self) -> Path:

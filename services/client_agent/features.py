@@ -92,7 +92,7 @@ class Features:
         """The samples, and the oracle whose embeddings have length `dimension`. Errors as `embedded`."""
         samples = await self.samples()
         credentials = await asyncio.to_thread(load_agent_credentials, self._config)
-        async with connect_oracle(credentials, self._config.oracle, self._gate) as oracle:
+        async with connect_oracle(credentials, self._config.own_oracle, self._gate) as oracle:
             card = oracle.card
             if card.dimension != dimension:
                 raise VeilfedError(
@@ -155,7 +155,7 @@ async def embed_apart(
     """
     credentials = load_agent_credentials(config)
     with open_gate(config, credentials, StateFolder(config.state).predictions_ledger) as gate:
-        async with connect_oracle(credentials, config.oracle, gate) as oracle:
+        async with connect_oracle(credentials, config.own_oracle, gate) as oracle:
             if dimension not in {None, oracle.card.dimension}:
                 raise VeilfedError(Code.INPUT_INVALID, "the oracle is not the one that the job was trained with")
             if prompts is not None:

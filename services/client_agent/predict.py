@@ -73,6 +73,7 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
     from client_agent.state import StateFolder  # noqa: PLC0415
     from client_agent.trainers import method_for  # noqa: PLC0415
     from client_agent.work import model_of  # noqa: PLC0415
+    from veilfed.jobs import BlindfedStrategy  # noqa: PLC0415
 
     torch.set_num_threads(config.threads)
     folder = StateFolder(config.state).job(job)
@@ -80,6 +81,12 @@ async def _classify(config: Any, job: str, inputs: list[tuple[str, str | bytes]]
     if latest is None:
         raise VeilfedError(
             Code.NOT_FOUND, f"this institution has got no model of job {job} yet", "Wait for the job's first round."
+        )
+    if isinstance(strategy, BlindfedStrategy):
+        raise VeilfedError(
+            Code.INPUT_INVALID,
+            f"job {job} is on encrypted blocks: `predict` asks for embeddings, and has no pass of its own yet",
+            "Evaluate on samples of the agent's data source.",
         )
     method, model = method_for(strategy), model_of(latest.model, strategy)
     private = method.read_state(latest.state, f"job {job}") if latest.state else None

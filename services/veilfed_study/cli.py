@@ -269,6 +269,21 @@ def privacy(
         privacy_page.write_page(document, page, command)
 
 
+@app.command("blind-check")
+def blind_check(
+    student: Annotated[Path, typer.Option(help="What `veilfed oracle distill` has written.")],
+    job: Annotated[Path, typer.Option(help="The specification of the job, JSON.")],
+    agent: Annotated[list[str], typer.Option(help="INSTITUTION=FILE: an agent's configuration; once for each.")],
+    as_json: output.Json = False,
+) -> None:
+    """Compares a job on encrypted blocks with the same job in the clear, from the agents' own files."""
+    from veilfed_study.blind_check import compared  # noqa: PLC0415
+
+    pairs = [one.partition("=") for one in agent]
+    found = compared(student, job, {name: Path(path) for name, _, path in pairs})
+    output.result(found, output.table(("figure", "value"), found.items()), as_json)
+
+
 def _print(document: dict[str, Any]) -> None:
     from veilfed_study import tables  # noqa: PLC0415
 

@@ -21,7 +21,7 @@ def example() -> str:
 
 def test_the_documented_example(example: str) -> None:
     config = validate(AgentConfig, example, "example")
-    assert config.oracle.identity.institution == "north"
+    assert config.own_oracle.identity.institution == "north"
     assert config.test_fraction == 0.4
     assert config.policy.consent == "ask"
 

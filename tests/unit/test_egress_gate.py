@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from client_agent.egress import EgressGate, EgressPolicy, Purpose
-from client_agent.egress.rules import COORDINATOR, ORACLE, RULES
+from client_agent.egress.rules import BLOCKS, COORDINATOR, ORACLE, RULES
 from tests.support.countersign import AGGREGATOR, Countersigner, unsupported_certificate
 from tests.support.egress_bench import (
     AGENT,
@@ -37,7 +37,7 @@ from tests.support.egress_bench import (
 from veilfed.errors import Code
 from veilfed.identity.names import Identity
 from veilfed.ledger import Head, read, receipts_path, verify
-from veilfed.v1 import aggregator_pb2, enrollment_pb2, oracle_pb2
+from veilfed.v1 import aggregator_pb2, blocks_pb2, enrollment_pb2, oracle_pb2
 from veilfed.v1.aggregator_pb2 import (
     Evaluation,
     FetchRequest,
@@ -54,6 +54,15 @@ from veilfed.v1.aggregator_pb2 import (
     WorkRequest,
     WorkResponse,
 )
+from veilfed.v1.blocks_pb2 import (
+    ForwardRequest,
+    ForwardResponse,
+    ForwardStart,
+    OpenSessionRequest,
+    OpenSessionResponse,
+    SessionStart,
+)
+from veilfed.v1.encrypted_pb2 import CiphertextBatch, EvaluationKeyDigit
 from veilfed.v1.oracle_pb2 import (
     DescribeRequest,
     DescribeResponse,
@@ -95,6 +104,11 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
         assert len(await bench.work(texts(3), images, to=ORACLE_ID, own_zone=True)) == 2
         slope = PromptGradientRequest(texts=Texts(values=["one"]), labels=[1])
         await oracle.unary_unary(ORACLE + "PromptGradient", serialize, PromptGradientResponse.FromString)(slope)
+        keys = [OpenSessionRequest(start=SessionStart(keys="0" * 64)), OpenSessionRequest(digit=EvaluationKeyDigit())]
+        blocks = bench.channel(VENDOR)
+        await blocks.stream_unary(BLOCKS + "OpenSession", serialize, OpenSessionResponse.FromString)(iter(keys))
+        inputs = [ForwardRequest(start=ForwardStart(pass_id="0" * 32)), ForwardRequest(mask=CiphertextBatch(count=1))]
+        assert len([one async for one in stream(blocks, BLOCKS + "Forward", ForwardResponse)(iter(inputs))]) == 2
         refusal = TaskRefusal(job_id=JOB, round=1, token="t", code="POLICY_DENIED", reason="not here")
         counts = [Evaluation(name="personal", correct=30, total=40), Evaluation(name="global", correct=20, total=40)]
         evaluation = WorkRequest(session="s", update=Update(job_id=JOB, round=2, token="t", evaluations=counts))
@@ -123,7 +137,7 @@ def test_every_listed_message_passes_once_and_is_recorded(tmp_path: Path, signer
 
 def every_method() -> list[tuple[str, Any]]:
     """(full name, descriptor) of every RPC of the protocol."""
-    files = (aggregator_pb2, oracle_pb2, enrollment_pb2)
+    files = (aggregator_pb2, oracle_pb2, blocks_pb2, enrollment_pb2)
     services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     return [(f"/{service.full_name}/{method.name}", method) for service in services for method in service.methods]
 

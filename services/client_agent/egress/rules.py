@@ -18,7 +18,7 @@ from veilfed.v1.aggregator_pb2 import FetchRequest, JoinRequest, PushRequest, St
 from veilfed.v1.blocks_pb2 import DescribeStudentRequest, ForwardRequest, OpenSessionRequest
 from veilfed.v1.oracle_pb2 import DescribeRequest, EmbedRequest, PromptGradientRequest
 
-__all__ = ["COORDINATOR", "ORACLE", "RULES", "Refused", "Rule", "check_form", "find_rule", "role_for"]
+__all__ = ["BLOCKS", "COORDINATOR", "ORACLE", "RULES", "Refused", "Rule", "check_form", "find_rule", "role_for"]
 
 COORDINATOR = "/veilfed.v1.Coordinator/"
 ORACLE = "/veilfed.v1.Oracle/"

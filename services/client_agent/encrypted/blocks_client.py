@@ -163,27 +163,42 @@ class BlocksClient:
             while True:
                 yield await sending.get()
 
-        with translated(self._credentials, self._config.address):
-            responses = aiter(moving(self._stub.Forward(requests()), "the oracle's pass", SILENT_SECONDS))
-            told = 0.0
-            async for response in responses:
-                kind = response.WhichOneof("body")
-                if kind == "inputs":
-                    await self._send_inputs(vault, arranged, sending)
-                elif kind == "refresh":
-                    await self._refresh(vault, response.refresh, responses, sending)
-                elif kind == "output":
-                    await self._take(vault, response, responses, running)
-                elif kind == "progress":
-                    if time.monotonic() - told > TELL_SECONDS:
-                        told = time.monotonic()
-                        _tell(response)
-                elif kind == "done":
-                    break
-                else:
-                    raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle sent {kind} without its header")
+        call: Any = self._stub.Forward(requests())
+        try:
+            with translated(self._credentials, self._config.address):
+                responses = aiter(moving(call, "the oracle's pass", SILENT_SECONDS))
+                await self._answer(vault, arranged, running, responses, sending)
+        finally:
+            call.cancel()  # the oracle computes for as long as somebody listens
         if missing := [block for block in self.card.released if not running.has(block)]:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle ended the pass without the blocks {missing}")
+
+    async def _answer(
+        self,
+        vault: Vault,
+        arranged: Arranged,
+        running: "_Running",
+        responses: AsyncIterator[ForwardResponse],
+        sending: "asyncio.Queue[ForwardRequest]",
+    ) -> None:
+        """Does what the oracle asks for until it says that the pass is done."""
+        told = 0.0
+        async for response in responses:
+            kind = response.WhichOneof("body")
+            if kind == "inputs":
+                await self._send_inputs(vault, arranged, sending)
+            elif kind == "refresh":
+                await self._refresh(vault, response.refresh, responses, sending)
+            elif kind == "output":
+                await self._take(vault, response, responses, running)
+            elif kind == "progress":
+                if time.monotonic() - told > TELL_SECONDS:
+                    told = time.monotonic()
+                    _tell(response)
+            elif kind == "done":
+                return
+            else:
+                raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle sent {kind} without its header")
 
     async def _send_inputs(self, vault: Vault, arranged: Arranged, sending: "asyncio.Queue[ForwardRequest]") -> None:
         scale, padding_scale = vault.parameters.scale, 2.0**self.card.padding_scale_bits

@@ -20,7 +20,7 @@ from veilfed.identity.material import Credentials
 from veilfed.jobs import BlindfedStrategy
 from veilfed.logs import get_logger
 
-__all__ = ["block_features"]
+__all__ = ["OutputStore", "block_features"]
 
 log = get_logger("agent.blocks")
 
@@ -46,7 +46,7 @@ async def block_features(
         raise VeilfedError(Code.INPUT_INVALID, f"the oracle's student is for inputs of {prepared.modality}")
     async with connect_blocks(credentials, config, gate, folder) as client:
         _check_student(client, strategy)
-        store = _Store(folder / "outputs", client)
+        store = OutputStore(folder / "outputs", client.card.version, strategy)
         keys = await asyncio.to_thread(lambda: [key_of(value).hex() for value in inputs])
         wanted = [key for key in dict.fromkeys(keys) if not store.has(key)]
         if wanted:
@@ -55,7 +55,7 @@ async def block_features(
         for first in range(0, len(wanted), client.card.samples):
             batch = wanted[first : first + client.card.samples]
             await _computed(client, prepared, store, batch, [by_key[key] for key in batch])
-    return await asyncio.to_thread(store.features, keys, strategy)
+    return await asyncio.to_thread(store.features, keys)
 
 
 def _check_student(client: BlocksClient, strategy: BlindfedStrategy) -> None:
@@ -73,7 +73,7 @@ def _check_student(client: BlocksClient, strategy: BlindfedStrategy) -> None:
 
 
 async def _computed(
-    client: BlocksClient, prepared: Inputs, store: "_Store", keys: Sequence[str], inputs: Sequence[Any]
+    client: BlocksClient, prepared: Inputs, store: "OutputStore", keys: Sequence[str], inputs: Sequence[Any]
 ) -> None:
     """One batch on ciphertexts, and into the store."""
     samples = await asyncio.to_thread(prepared.features, inputs)
@@ -82,15 +82,14 @@ async def _computed(
     await client.ended()
 
 
-class _Store:
-    """A file for each sample: float32 [t, R, d], as NumPy writes it. Of one student; those of others are removed."""
+class OutputStore:
+    """A file for each sample: float32 [t, R, d]. Of one student; those of others are removed."""
 
-    def __init__(self, folder: Path, client: BlocksClient) -> None:
-        self._folder = folder / client.card.version
+    def __init__(self, folder: Path, version: str, strategy: BlindfedStrategy) -> None:
+        self._folder, self._strategy = folder / version, strategy
         if not self._folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
             self._folder.mkdir(mode=0o700, parents=True)
-        self._shape = len(client.card.released), client.card.dimension
 
     def has(self, key: str) -> bool:
         return self._place(key).exists()
@@ -99,15 +98,15 @@ class _Store:
         for key, sample in zip(keys, found, strict=True):
             write_atomic(self._place(key), np.ascontiguousarray(sample, np.float32).tobytes())
 
-    def features(self, keys: Sequence[str], strategy: BlindfedStrategy) -> Float:
-        """Of all samples. Raises VeilfedError(STATE_CORRUPT)."""
-        released, dimension = self._shape
-        out = np.zeros((len(keys), strategy.tokens, 1 + released * dimension), np.float32)
+    def features(self, keys: Sequence[str]) -> Float:
+        """Of all samples, as `block_features`. Raises VeilfedError(STATE_CORRUPT)."""
+        width = self._strategy.width - 1
+        out = np.zeros((len(keys), self._strategy.tokens, 1 + width), np.float32)
         for row, key in enumerate(keys):
             data = np.frombuffer(self._place(key).read_bytes(), np.float32)
-            if not len(data) or len(data) % (released * dimension):
+            if not len(data) or len(data) % width:
                 raise VeilfedError(Code.STATE_CORRUPT, f"{self._place(key)}: not a sample's outputs")
-            sample = data.reshape(-1, released * dimension)
+            sample = data.reshape(-1, width)
             out[row, : len(sample), 0] = 1
             out[row, : len(sample), 1:] = sample
         return out

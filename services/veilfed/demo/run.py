@@ -3,16 +3,16 @@
 import asyncio
 import subprocess
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilfed.demo.federation import Federation
 from veilfed.demo.processes import command
 from veilfed.demo.study import Cell, job_spec
-from veilfed.demo.tasks import Task
 from veilfed.demo.workspace import Institution
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.material import TlsFiles, load_credentials
@@ -25,7 +25,7 @@ from veilfed.v1.aggregator_pb2_grpc import JobServiceStub
 if TYPE_CHECKING:
     from veilfed.v1.aggregator_pb2_grpc import JobServiceAsyncStub  # exists in the stubs alone
 
-__all__ = ["Progress", "Stopwatch", "audit", "fetch", "run_jobs"]
+__all__ = ["Progress", "Stopwatch", "audit", "fetch", "run_job", "run_jobs"]
 
 RPC_SECONDS = 30.0
 CHECK_SECONDS = 1.0
@@ -52,11 +52,11 @@ class Stopwatch:
         return {**rounded, "total": round(sum(self.seconds.values()), 2)}
 
 
-def fetch(task: Task, packages: Path) -> None:
-    """Downloads the task's model and data, each by its party's own command; quick when they are there."""
+def fetch(model: str, data: str, packages: Path) -> None:
+    """Downloads a model and data, each by its party's own command; quick when they are there."""
     for arguments in (
-        ("oracle", "fetch", task.model, "--folder", packages),
-        ("data", "fetch", task.name, "--folder", packages),
+        ("oracle", "fetch", model, "--folder", packages),
+        ("data", "fetch", data, "--folder", packages),
     ):
         done = subprocess.run(command(*arguments), stdout=subprocess.DEVNULL, check=False)
         if done.returncode != 0:
@@ -74,32 +74,39 @@ class Progress:
     def job_ended(self, cell: Cell, job: GetJobResponse) -> None: ...
 
 
-async def _run_job(jobs: "JobServiceAsyncStub", cell: Cell, spec: JobSpec, progress: Progress) -> GetJobResponse:
+async def _run_job(jobs: "JobServiceAsyncStub", spec: JobSpec, on_round: Callable[[], None]) -> GetJobResponse:
     """Submits one job and waits for its end. Raises VeilfedError(JOB_FAILED) if it fails."""
     submitted = await jobs.SubmitJob(SubmitJobRequest(spec=spec.model_dump_json()), timeout=RPC_SECONDS)
-    progress.job_started(cell)
     async for event in jobs.WatchJob(WatchJobRequest(job_id=submitted.job_id)):
         if event.kind == "round_published":
-            progress.round_published(cell)
+            on_round()
     job = await jobs.GetJob(GetJobRequest(job_id=submitted.job_id), timeout=RPC_SECONDS)
     if job.summary.state != "done":
         raise VeilfedError(Code.JOB_FAILED, f"{job.summary.name} {job.summary.state}: {job.summary.error}")
     return job
 
 
-async def _run_all(
-    federation: Federation, chosen: Sequence[Cell], rounds: int, progress: Progress
-) -> dict[Cell, GetJobResponse]:
+@asynccontextmanager
+async def _job_service(federation: Federation) -> AsyncIterator["JobServiceAsyncStub"]:
+    """As the administrator."""
     workspace = federation.workspace
     credentials = load_credentials(TlsFiles.in_folder(workspace.admin_folder / "identity"))
     address = federation.addresses["aggregator"]
-    done = {}
     with translated(credentials, address):
         async with open_channel(credentials, address, workspace.aggregator) as channel:
-            jobs = JobServiceStub(channel)
-            for cell in chosen:
-                done[cell] = await _run_job(jobs, cell, job_spec(workspace.task, cell, rounds), progress)
-                progress.job_ended(cell, done[cell])
+            yield JobServiceStub(channel)
+
+
+async def _run_all(
+    federation: Federation, chosen: Sequence[Cell], rounds: int, progress: Progress
+) -> dict[Cell, GetJobResponse]:
+    done = {}
+    async with _job_service(federation) as jobs:
+        for cell in chosen:
+            progress.job_started(cell)
+            spec = job_spec(federation.workspace.task, cell, rounds)
+            done[cell] = await _run_job(jobs, spec, partial(progress.round_published, cell))
+            progress.job_ended(cell, done[cell])
     return done
 
 
@@ -120,6 +127,16 @@ def run_jobs(
 ) -> dict[Cell, GetJobResponse]:
     """Runs jobs of the study, one after the other, and returns them finished."""
     return asyncio.run(_while_all_live(federation, _run_all(federation, chosen, rounds, progress or Progress())))
+
+
+def run_job(federation: Federation, spec: JobSpec, on_round: Callable[[], None]) -> GetJobResponse:
+    """Runs one job to its end; `on_round` is called for each round that is published. Raises VeilfedError."""
+
+    async def run() -> GetJobResponse:
+        async with _job_service(federation) as jobs:
+            return await _run_job(jobs, spec, on_round)
+
+    return asyncio.run(_while_all_live(federation, run()))
 
 
 def audit(institution: Institution) -> Summary:

@@ -1,0 +1,105 @@
+"""A job on encrypted blocks beside the same job in the clear: what the encryption has changed of what it predicts.
+
+The features that the agents decrypted are read from their state; those in the clear are computed from the student, in
+the engine's own arithmetic. Both go through all rounds of the job, with the real strategies and trainers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from client_agent.cache import key_of
+from client_agent.config import AgentConfig
+from client_agent.data.source import Samples, class_indices, load
+from client_agent.encrypted.inputs import Inputs, load_inputs
+from client_agent.encrypted.outputs import OutputStore
+from client_agent.trainers import method_for
+from fm_oracle.distill.export import plain_streams
+from fm_oracle.distill.package import StudentPackage
+from fm_oracle.distill.teacher import Batch
+from veilfed.config import load_config
+from veilfed.errors import Code, VeilfedError
+from veilfed.jobs import BlindfedStrategy, JobSpec, parse_job
+from veilfed.wire.tensors import digest, map_bytes
+from veilfed_study.parts import Domain, Parts, split_parts
+from veilfed_study.simulation import last_model
+
+__all__ = ["compared"]
+
+# Samples that are computed in the clear at a time.
+PIECE = 64
+
+
+@dataclass(frozen=True)
+class _Institution:
+    samples: Samples
+    keys: list[str]
+    store: OutputStore
+
+
+def compared(student_file: Path, spec_file: Path, agents: Mapping[str, Path]) -> dict[str, Any]:
+    """What `veilfed study blind-check` prints; `agents` are the institutions' configurations by name.
+
+    `model_sha256` is of the published model's bytes as they follow from the decrypted features. Raises VeilfedError.
+    """
+    spec = parse_job(spec_file.read_text(), str(spec_file))
+    strategy = spec.strategy
+    if not isinstance(strategy, BlindfedStrategy):
+        raise VeilfedError(Code.JOB_INVALID, f"{spec_file}: not a job on encrypted blocks")
+    student, version = StudentPackage.load(student_file), digest(student_file.read_bytes())
+    blind, plain, largest = {}, {}, 0.0
+    for name, path in agents.items():
+        config = load_config(AgentConfig, path)
+        if config.encrypted is None:
+            raise VeilfedError(Code.CONFIG_INVALID, f"{path}: it has no `encrypted`")
+        samples = load(config.data, config.packages_folder)
+        keys = [key_of(value).hex() for value in samples.inputs]
+        decrypted = OutputStore(config.state / "encrypted" / "outputs", version, strategy).features(keys)
+        clear = _in_the_clear(student, load_inputs(config.encrypted.inputs), samples, strategy)
+        largest = max(largest, float(np.abs(decrypted - clear).max()))
+        labels = class_indices(samples.labels, strategy.classes)
+        blind[name], plain[name] = Domain(samples, decrypted, labels), Domain(samples, clear, labels)
+    return {**_agreement(spec, blind, plain), "largest_difference": largest, "range": float(np.abs(clear).max())}
+
+
+def _agreement(spec: JobSpec, blind: Mapping[str, Domain], plain: Mapping[str, Domain]) -> dict[str, Any]:
+    """Classes that both models give the held-out samples, each on its own features."""
+    method = method_for(spec.strategy)
+    guesses, accuracies, models = [], [], []
+    parts: Parts = {}
+    for domains in (blind, plain):
+        parts = split_parts(domains, spec.strategy.classes, spec.seed)
+        model = last_model(spec, parts)
+        models.append(digest(map_bytes(model)))
+        held = [method.probabilities(model, None, part.evaluation[0]).argmax(axis=1) for part in parts.values()]
+        truth = [part.evaluation[1] for part in parts.values()]
+        accuracies.append([float((a == b).mean()) for a, b in zip(held, truth, strict=True)])
+        guesses.append(np.concatenate(held))
+    return {
+        "agree_top1": float((guesses[0] == guesses[1]).mean()),
+        "held_out": len(guesses[0]),
+        "accuracy_blind": dict(zip(parts, accuracies[0], strict=True)),
+        "accuracy_plain": dict(zip(parts, accuracies[1], strict=True)),
+        "model_sha256": models[0],
+    }
+
+
+def _in_the_clear(student: StudentPackage, inputs: Inputs, samples: Samples, strategy: BlindfedStrategy) -> Any:
+    """Features float32 [n, t, 1 + R d] by the engine's arithmetic."""
+    out = np.zeros((len(samples), strategy.tokens, strategy.width), np.float32)
+    for first in range(0, len(samples), PIECE):
+        some = inputs.features(list(samples.inputs[first : first + PIECE]))
+        longest = max(len(one) for one in some)
+        features, mask = np.zeros((len(some), longest, some[0].shape[1])), np.zeros((len(some), longest))
+        for row, one in enumerate(some):
+            features[row, : len(one)], mask[row, : len(one)] = one, 1
+        streams = plain_streams(student, Batch(torch.from_numpy(features).float(), torch.from_numpy(mask).float()))
+        rows = slice(first, first + len(some))
+        out[rows, :longest, 0] = mask
+        chosen = np.concatenate([streams[block - 1] for block in strategy.released], axis=2)
+        out[rows, :longest, 1:] = chosen * mask[..., None]
+    return out
