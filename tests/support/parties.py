@@ -77,6 +77,7 @@ class Parties:
         strategies: Mapping[str, Sequence[str]],
         oracle: Mapping[str, Any],
         policies: Mapping[str, Mapping[str, Any]],
+        agents: Mapping[str, Any],
     ) -> None:
         self.federation, self.folder, self.dimension, self.port = federation, folder, dimension, port
         self._institutions = list(institutions)
@@ -86,6 +87,8 @@ class Parties:
         self._strategies = strategies
         # Other rules of the policies of some institutions.
         self._policies = policies
+        # Further settings of the agents.
+        self._agent_settings = agents
         # Settings of the oracles.
         self._oracle_settings = oracle
         self.aggregator = Party(
@@ -110,6 +113,7 @@ class Parties:
         document = yaml.safe_load(config.read_text())
         document["aggregator"]["keepalive_seconds"] = keepalive_seconds
         document["secure_aggregation"] = {"roster": self._institutions}
+        document |= self._agent_settings
         if institution in self._strategies:
             document["policy"]["strategies"] = list(self._strategies[institution])
         document["policy"] |= self._policies.get(institution, {})
@@ -208,6 +212,7 @@ def running_parties(
     strategies: Mapping[str, Sequence[str]] = MappingProxyType({}),
     oracle: Mapping[str, Any] = MappingProxyType({}),
     policies: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    agents: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Parties]:
     """All of them started and ready; killed when the block ends.
 
@@ -215,7 +220,7 @@ def running_parties(
     """
     port = free_port()
     with proxied(f"127.0.0.1:{port}") as link:
-        parties = Parties(federation, folder, institutions, dimension, port, link, strategies, oracle, policies)
+        parties = Parties(federation, folder, institutions, dimension, port, link, strategies, oracle, policies, agents)
         try:
             parties.start()
             yield parties

@@ -468,7 +468,7 @@ def test_kept_secrets_that_are_damaged_or_of_another_job() -> None:
 
 def test_certificates_that_have_ended_since_the_cohort_was_accepted() -> None:
     """Who restarts then goes on, on either side; nobody new is taken with such a certificate."""
-    members, then = names(3), datetime.now(UTC) - timedelta(minutes=2)
+    members = names(3)
     vectors, context = vectors_of(members, SMALL), Context("job-1", 0, 0, "0" * 64, SMALL)
     disks: dict[str, list[bytes]] = {name: [] for name in members}
 
@@ -478,10 +478,11 @@ def test_certificates_that_have_ended_since_the_cohort_was_accepted() -> None:
         kept = disk[-1] if disk else None
         return Participant.begin(context, credentials, allowed=members, least=3, keep=disk.append, kept=kept, at=at)
 
-    ads = {name: client(name, then).advertise() for name in members}
-    refused(Code.COHORT_INVALID, SecureSum(context, members, 3, FEDERATION, roots()).take, members[0], ads[members[0]])
+    ads = {name: client(name, None).advertise() for name in members}
     ended = last_valid(ads.values())
-    assert then < ended < datetime.now(UTC)
+    then = ended - timedelta(seconds=30)
+    assert ended < datetime.now(UTC)
+    refused(Code.COHORT_INVALID, SecureSum(context, members, 3, FEDERATION, roots()).take, members[0], ads[members[0]])
     server = SecureSum(context, members, 3, FEDERATION, roots(), ended)
     for name in members:
         server.take(name, ads[name])

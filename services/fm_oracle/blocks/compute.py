@@ -100,7 +100,7 @@ def run_pass(served: Served, keys: Keys, folder: PassFolder, have: Collection[in
                 # Before the stream goes on: noise of its own must not be drawn for it twice.
                 folder.keep(f"output-{block}", flood(x, keys.public, served.basis))
                 exchange.output(block, folder.messages(block))
-            folder.keep_stream(half + 1, x)
+            folder.keep_stream(half + 1, x if half + 1 < total else None)
             log.info("half of a block", folder=folder.path.name[:8], done=half + 1, of=total)
     exchange.send(ForwardResponse(done=PassDone(released=folder.released)))
 

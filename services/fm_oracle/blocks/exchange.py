@@ -48,9 +48,9 @@ class Exchange:
             await working
         finally:
             self._over = True
-            if self._current is not None:
-                self._current.cancel()
             while not working.done():  # until it notices, at its next message or phase
+                if self._current is not None:
+                    self._current.cancel()
                 while not self._responses.empty():
                     self._responses.get_nowait()
                 await asyncio.wait({working}, timeout=0.1)

@@ -1,9 +1,9 @@
 """A batch of samples on its way through the blocks, on disk: what is there is enough to go on after a crash.
 
-FOLDER/INSTITUTION/PASS/released.json   the blocks that are released in it, drawn when it was begun
-FOLDER/INSTITUTION/PASS/mask.bin        the ciphertext of the mask; padding.bin likewise
-FOLDER/INSTITUTION/PASS/stream-H.bin    the stream after H halves of blocks
-FOLDER/INSTITUTION/PASS/output-L.bin    the released output of block L, with its flood: it is made once
+FOLDER/VERSION/INSTITUTION/PASS/released.json   the blocks that are released in it
+FOLDER/VERSION/INSTITUTION/PASS/mask.bin        the ciphertext of the mask; padding.bin likewise
+FOLDER/VERSION/INSTITUTION/PASS/stream-H.bin    the stream after H halves of blocks; empty after the last
+FOLDER/VERSION/INSTITUTION/PASS/output-L.bin    the released output of block L, with its flood: it is made once
 """
 
 import json
@@ -51,9 +51,12 @@ class PassFolder:
         """Keeps a batch. Raises VeilfedError(FILE_UNUSABLE)."""
         write_atomic(self.path / f"{name}.bin", joined(ciphertext_messages(x.values, x.scale, self._basis)))
 
-    def keep_stream(self, halves: int, x: Ciphertexts) -> None:
-        """Keeps the stream after so many halves, and then drops the one before it."""
-        self.keep(f"stream-{halves}", x)
+    def keep_stream(self, halves: int, x: Ciphertexts | None) -> None:
+        """Keeps the stream after so many halves, and then drops the one before it; None at the end of the pass."""
+        if x is None:
+            write_atomic(self.path / f"stream-{halves}.bin", b"")
+        else:
+            self.keep(f"stream-{halves}", x)
         for path in self.path.glob("stream-*.bin"):
             if path.name != f"stream-{halves}.bin":
                 path.unlink()
@@ -76,10 +79,12 @@ class PassFolder:
 
 
 class Passes:
-    """The passes of all institutions. Methods block."""
+    """The passes of all institutions through one student; those through others are removed. Methods block."""
 
-    def __init__(self, folder: Path, basis: Basis) -> None:
-        self._folder, self._basis = folder, basis
+    def __init__(self, folder: Path, version: str, basis: Basis) -> None:
+        self._folder, self._basis = folder / version, basis
+        if not self._folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def find(self, institution: str, name: str) -> PassFolder | None:
         """A pass that was begun. Raises VeilfedError(INPUT_INVALID) for an odd name."""

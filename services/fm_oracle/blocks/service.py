@@ -79,7 +79,7 @@ class BlocksService(EncryptedBlocksServicer):
         self._rotations = sorted({step % PARAMETERS.slots for step in steps} - {0})
         self._sessions = Sessions(folder / "sessions", served.basis, steps, served.version, config.session_hours * 3600)
         self._seconds = round(config.session_hours * 3600)
-        self._passes = Passes(folder / "passes", served.basis)
+        self._passes = Passes(folder / "passes", served.version, served.basis)
         self._released = fixed(secret_of(state), served.version, federation, served.student.shape.blocks)
         self._turn = _Turn(asyncio.Lock(), [])
 

@@ -18,7 +18,7 @@ def demo_blind(folder: Path, packages: Path, rounds: int | None, seed: int) -> d
     workspace = BlindWorkspace(folder, BLIND)
     with watch.stage("fetch"):
         fetch(BLIND.model, "vader", packages)
-    output.say("The vendor distils a student on texts of other domains: some minutes.")
+    output.say("The vendor distils a student on texts of another domain: some minutes.")
     with watch.stage("distil"):
         student = distil(workspace, packages)
     output.say(

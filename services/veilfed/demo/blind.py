@@ -1,7 +1,7 @@
-"""The double-blind demonstration: two institutions, a vendor's student, and everything that leaves encrypted or masked.
+"""The double-blind demonstration: three institutions, a vendor's student, and all that leaves encrypted or masked.
 
-The vendor distils a student on texts of other domains, and computes its blocks on what the institutions have encrypted;
-the institutions train adapters on the outputs that are released, and add them up under masks.
+The vendor distils a student on texts of another domain, and computes its blocks on what the institutions have
+encrypted; they train adapters on the outputs that are released, and add them up under masks.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ __all__ = ["BLIND", "BlindWorkspace", "check", "distil", "job", "running_blind"]
 
 BLIND = Task(
     name="blind",
-    title="sentiment of tweets and product reviews, on ciphertexts to the model's owner (VADER, 250 texts each)",
+    title="sentiment of tweets, product and film reviews, on ciphertexts to the model's owner (VADER, 250 each)",
     model="minilm",
-    domains={name: {"source": "vader", "domain": name, "limit": 250} for name in ("tweets", "amazon")},
+    domains={name: {"source": "vader", "domain": name, "limit": 250} for name in ("tweets", "amazon", "movies")},
     classes=("negative", "positive"),
     rounds=30,
     blocks=2,
     classifier_rate=0.0,
     transform_rate=0.0,
 )
-# Of the vendor's own texts, which are of other domains than the institutions'.
-AUXILIARY = ("movies", "nyt")
+# The vendor's own texts, of another domain than the institutions'.
+AUXILIARY = "nyt"
 AUXILIARY_TEXTS, EPOCHS, TOKENS = 1200, 4, 32
 
 
@@ -84,7 +84,6 @@ class BlindWorkspace(Workspace):
         return _write(folder / "oracle.yaml", document)
 
     def write_blind_agent(self, institution: Institution, packages: Path, aggregator: str, vendor: str) -> Path:
-        """Two institutions may be added up only because both say so: the default asks for three."""
         folder = institution.agent_folder
         document = {
             "identity": _paths(folder / "identity"),
@@ -94,7 +93,7 @@ class BlindWorkspace(Workspace):
             "state": str(folder / "state"),
             "packages": str(packages),
             "policy": {"consent": "allow", "strategies": ["blindfed"]},
-            "secure_aggregation": {"roster": list(self.task.domains), "min_cohort": 2},
+            "secure_aggregation": {"roster": list(self.task.domains)},
         }
         return _write(self.agent_config(institution), document)
 
@@ -129,8 +128,7 @@ def distil(workspace: BlindWorkspace, packages: Path) -> dict[str, Any]:
     with texts.open(newline="", encoding="utf-8") as source, chosen.open("w", newline="", encoding="utf-8") as target:
         writer = csv.writer(target)
         writer.writerow(("text", "label"))
-        rows = [row for row in csv.DictReader(source) if row["domain"] in AUXILIARY]
-        # Spread over both, which stand one after the other.
+        rows = [row for row in csv.DictReader(source) if row["domain"] == AUXILIARY]
         for row in rows[:: max(1, len(rows) // AUXILIARY_TEXTS)]:
             writer.writerow((row["text"], row["label"]))
     options = {"--fm": BLIND.model, "--blocks": BLIND.blocks, "--epochs": EPOCHS, "--tokens": TOKENS}
