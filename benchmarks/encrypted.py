@@ -14,7 +14,7 @@ import os
 import subprocess
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from fm_oracle.encrypted.linear import linear_layer
 from fm_oracle.encrypted.operations import Layer, Real
 from fm_oracle.encrypted.plain import PlainEvaluator, Slots
 from veilfed.ckks.basis import Basis
+from veilfed.ckks.parameters import Parameters
 from veilfed.ckks.samples import arrange
 from veilfed.memory import keep_all_memory
 
@@ -83,17 +84,31 @@ def random_block(size: Size, diagonals: Diagonals, random: np.random.Generator) 
     return Block(weights, ranges, size.heads, diagonals)
 
 
-def measured(size: Size, cores: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Way:
+    """How a block is computed; by default as the oracle does."""
+
+    cores: int
+    parameters: Parameters = PARAMETERS
+    baby: int | None = None
+
+    @property
+    def diagonals(self) -> Diagonals:
+        made = layout(REAL_TOKENS, self.parameters.slots)
+        return made if self.baby is None else replace(made, baby=self.baby)
+
+
+def measured(size: Size, way: Way) -> dict[str, Any]:
     """One block on a full batch; the agent is a process of its own."""
-    random = np.random.default_rng(0)
-    diagonals = layout(REAL_TOKENS, PARAMETERS.slots)
+    random, parameters, cores = np.random.default_rng(0), way.parameters, way.cores
+    diagonals = way.diagonals
     samples, d = diagonals.samples, size.channels
     block = random_block(size, diagonals, random)
     batch = arrange(list(random.standard_normal((samples, REAL_TOKENS, d))), diagonals.tokens, diagonals.samples)
     x = (batch.channels - batch.channels.mean(axis=0)) * batch.mask
-    inputs = [(x, SCALE), (batch.mask, SCALE), (batch.padding, PADDING_SCALE)]
-    basis = Basis(PARAMETERS, threads=cores)
-    with RemoteAgent(Setting(PARAMETERS, diagonals.steps, cores), basis) as agent:
+    inputs = [(x, parameters.scale), (batch.mask, parameters.scale), (batch.padding, PADDING_SCALE)]
+    basis = Basis(parameters, threads=cores)
+    with RemoteAgent(Setting(parameters, diagonals.steps, cores), basis) as agent:
         keys, public_key = agent.keys()
         key_bytes, agent.bytes = agent.bytes, 0
         evaluator = Followed(basis, keys, public_key, agent.refresh)
@@ -109,22 +124,21 @@ def measured(size: Size, cores: int) -> dict[str, Any]:
         opened = agent.decrypt(found.values[list(some)], found.scale)
         client_peak, server_peak = agent.peak_mb(), peak_mb()
     basis.close()
-    on_slots = [Slots(slots, scale, PARAMETERS.limbs) for slots, scale in inputs]
-    plain = block(on_slots[0], on_slots[1], on_slots[2], PlainEvaluator(PARAMETERS))
+    on_slots = [Slots(slots, scale, parameters.limbs) for slots, scale in inputs]
+    plain = block(on_slots[0], on_slots[1], on_slots[2], PlainEvaluator(parameters))
     return {
         "d": d,
         "heads": size.heads,
         "tokens": REAL_TOKENS,
         "batch": samples,
-        "logN": PARAMETERS.log_n,
-        "log_q": PARAMETERS.log_modulus,
+        "logN": parameters.log_n,
+        "log_q": parameters.log_modulus,
         "security_bits": 128,
         "cores": cores,
         "seconds": seconds,
         "s_per_sample_block": seconds / samples,
         "s_per_token_block": seconds / samples / REAL_TOKENS,
         "agent_seconds": agent.seconds,
-        # The layout's work is the same for one sample as for a full batch.
         "s_latency_one_sample": seconds,
         "encrypt_seconds": encrypting,
         "bytes_per_sample_block": agent.bytes / samples,
@@ -184,7 +198,7 @@ def main() -> None:
     arguments = parser.parse_args()
     keep_all_memory()
     cores, random = os.cpu_count() or 1, np.random.default_rng(1)
-    measured(WARM_UP, cores)
+    measured(WARM_UP, Way(cores))
     ours, pyfhel, tenseal = linear_ours(random, cores), linear_pyfhel(random), linear_tenseal()
     found: dict[str, Any] = {
         "linear_seconds": ours,
@@ -194,7 +208,7 @@ def main() -> None:
     }
     for size in SIZES:
         if arguments.channels is None or size.channels in arguments.channels:
-            found["rows"].append(measured(size, cores))
+            found["rows"].append(measured(size, Way(cores)))
     tell(found, arguments.json)
 
 
