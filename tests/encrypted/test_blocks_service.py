@@ -321,7 +321,7 @@ async def test_an_oracle_that_is_killed_goes_on_where_it_was(
     told: list[int] = []
     second = asyncio.Event()
 
-    def tell(response: ForwardResponse) -> None:
+    def tell(response: ForwardResponse, pace: object) -> None:
         told.append(response.progress.done)
         if told[-1] >= 2:
             second.set()

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from client_agent.config import EncryptedConfig
 from client_agent.egress import EgressGate
+from client_agent.encrypted.running import RunningPass
 from client_agent.encrypted.vault import Vault
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.messages import Expected, ciphertext_messages, key_messages, read_ciphertexts
@@ -97,7 +98,7 @@ class BlocksClient:
         arranged = await asyncio.to_thread(_arranged, samples, card, indicators)
         vault = await asyncio.to_thread(self._open_vault)
         session = await self._session(vault)
-        running = await asyncio.to_thread(_Running.of, self._folder / "pass", card.version, arranged)
+        running = await asyncio.to_thread(RunningPass.of, self._folder / "pass", card.version, arranged)
         await self._forward(vault, session, running, arranged)
         channels = await asyncio.to_thread(running.outputs, card.released, card.tokens * card.samples)
         lengths = [len(sample) for sample in samples]
@@ -153,7 +154,7 @@ class BlocksClient:
             answer = await self._stub.OpenSession(requests(), timeout=SESSION_SECONDS)
         return answer.session
 
-    async def _forward(self, vault: Vault, session: str, running: "_Running", arranged: Arranged) -> None:
+    async def _forward(self, vault: Vault, session: str, running: RunningPass, arranged: Arranged) -> None:
         have = [block for block in self.card.released if running.has(block)]
         start = ForwardStart(session=session, pass_id=running.name, have=have)
         sending: asyncio.Queue[ForwardRequest] = asyncio.Queue(4)
@@ -177,12 +178,12 @@ class BlocksClient:
         self,
         vault: Vault,
         arranged: Arranged,
-        running: "_Running",
+        running: RunningPass,
         responses: AsyncIterator[ForwardResponse],
         sending: "asyncio.Queue[ForwardRequest]",
     ) -> None:
         """Does what the oracle asks for until it says that the pass is done."""
-        told = 0.0
+        told, pace = 0.0, _Pace()
         async for response in responses:
             kind = response.WhichOneof("body")
             if kind == "inputs":
@@ -194,7 +195,7 @@ class BlocksClient:
             elif kind == "progress":
                 if time.monotonic() - told > TELL_SECONDS:
                     told = time.monotonic()
-                    _tell(response)
+                    _tell(response, pace)
             elif kind == "done":
                 return
             else:
@@ -234,7 +235,7 @@ class BlocksClient:
             await sending.put(_request("refreshed", answer))
 
     async def _take(
-        self, vault: Vault, response: ForwardResponse, responses: AsyncIterator[ForwardResponse], running: "_Running"
+        self, vault: Vault, response: ForwardResponse, responses: AsyncIterator[ForwardResponse], running: RunningPass
     ) -> None:
         """Decrypts a released output, and keeps it."""
         output = response.output
@@ -249,48 +250,6 @@ class BlocksClient:
         opened = await asyncio.to_thread(_opened_output, vault, batches, limbs, self.card.range)
         await asyncio.to_thread(running.keep, output.block, opened)
         log.info("output", block=output.block)
-
-
-class _Running:
-    """A pass that is under way, on disk."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self.name = folder, name
-
-    @classmethod
-    def of(cls, folder: Path, version: str, arranged: Arranged) -> "_Running":
-        """The pass of these samples that was begun, or a new one."""
-        place, of = folder / "pass.json", _digest(version, arranged)
-        if place.exists():
-            found = json.loads(place.read_bytes())
-            if found["of"] == of:
-                return cls(folder, found["name"])
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
-        name = secrets.token_hex(16)
-        write_atomic(place, json.dumps({"name": name, "of": of}).encode())
-        return cls(folder, name)
-
-    def has(self, block: int) -> bool:
-        return self._place(block).exists()
-
-    def keep(self, block: int, slots: Real) -> None:
-        write_atomic(self._place(block), np.ascontiguousarray(slots, np.float32).tobytes())
-
-    def outputs(self, released: Sequence[int], slots: int) -> list[Real]:
-        """Channels [d, slots] of each."""
-        data = [self._place(block).read_bytes() for block in released]
-        return [np.frombuffer(one, np.float32).astype(np.float64).reshape(-1, slots) for one in data]
-
-    def _place(self, block: int) -> Path:
-        return self._folder / f"output-{block}.bin"
-
-
-def _digest(version: str, arranged: Arranged) -> str:
-    hashed = hashlib.sha256(version.encode())
-    for part in (arranged.channels, arranged.mask):
-        hashed.update(np.ascontiguousarray(part).data)
-    return hashed.hexdigest()
 
 
 def _arranged(samples: Sequence[Real], card: DescribeStudentResponse, indicators: int) -> Arranged:
@@ -365,12 +324,29 @@ def _request(field: str, batch: CiphertextBatch) -> ForwardRequest:
     return ForwardRequest(**given)
 
 
-def _tell(response: ForwardResponse) -> None:
+class _Pace:
+    """How long what is left will take, once a half of a block was seen from its start to its end."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+
+    def seconds_left(self, done: int, total: int) -> int | None:
+        self._seen.setdefault(done, time.monotonic())
+        # The first half seen may have been under way already.
+        first, last = sorted(self._seen)[:2][-1], done
+        if first >= last:
+            return None
+        return round((self._seen[last] - self._seen[first]) / (last - first) * (total - last))
+
+
+def _tell(response: ForwardResponse, pace: _Pace) -> None:
     progress = response.progress
     if progress.waiting:
         log.info("waiting for other passes", before=progress.waiting)
-    else:
-        log.info("computing on ciphertexts", phase=progress.phase, done=progress.done, of=progress.total)
+        return
+    left = pace.seconds_left(progress.done, progress.total)
+    about = {} if left is None else {"seconds_left": left}
+    log.info("computing on ciphertexts", phase=progress.phase, done=progress.done, of=progress.total, **about)
 
 
 @asynccontextmanager
