@@ -284,6 +284,56 @@ def blind_check(
     output.result(found, output.table(("figure", "value"), found.items()), as_json)
 
 
+@app.command()
+def blind(
+    student: Annotated[
+        list[str], typer.Option("--student", help="LABEL=FILE, as `veilfed oracle distill` writes it; may be repeated.")
+    ],
+    data: Annotated[Path, typer.Option(help="Examples that no student was distilled on: a CSV file, or images.")],
+    out: options.Out,
+    seeds: options.Seeds = "50,77,98",
+    clients: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,20,50",
+    alphas: Annotated[
+        str, typer.Option(help="Of Dirichlet, with the first number of clients; the other numbers have the first.")
+    ] = "1,100,0.01",
+    ranks: Annotated[str, typer.Option(help="Of adapters; all but the first are run centralised alone.")] = "16,4,64",
+    rounds: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    rate: Annotated[float, typer.Option(min=1e-6, max=10, help="SGD's.")] = 0.1,
+    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Of a round.")] = 1,
+    rows: Annotated[int, typer.Option(min=10, help="So many examples, drawn at random.")] = 1000,
+    page: Annotated[Path | None, typer.Option(help="Write the page of results here.")] = None,
+    packages_folder: options.Packages = None,
+    json_file: JsonFile = None,
+) -> None:
+    """BlindFed's adapters on block outputs of students, in the clear: divisions, sampling of blocks, ranks, probes."""
+    from veilfed_study import blind as study  # noqa: PLC0415
+    from veilfed_study import blind_page  # noqa: PLC0415
+    from veilfed_study import report as reporting  # noqa: PLC0415
+    from veilfed_study.blind_data import students_of, subject_of  # noqa: PLC0415
+    from veilfed_study.store import Store  # noqa: PLC0415
+
+    asked, chosen = students_of(student), options.seeds(seeds)
+    grid = study.Grid(
+        options.counts(clients, "--clients"),
+        options.numbers(alphas, float, "--alphas"),
+        options.counts(ranks, "--ranks"),
+    )
+    settings = study.Settings(rounds=rounds, rate=rate, epochs=epochs)
+    options.one_thread()
+    where = packages_folder or packages.default_folder()
+    with options.embedding() as progress:
+        subjects = [
+            subject_of(label, path, data, rows, where, out / "streams", progress) for label, path in asked.items()
+        ]
+    with _training(None) as told:
+        document = study.study(subjects, chosen, grid, settings, Store(out / "blind"), told)
+    reporting.write_document(json_file or out / "blind.json", document)
+    for table in blind_page.tables(document):
+        output.result(None, output.table(table.columns, table.rows, table.title))
+    if page is not None:
+        blind_page.write_page(document, page)
+
+
 def _print(document: dict[str, Any]) -> None:
     from veilfed_study import tables  # noqa: PLC0415
 

@@ -15,7 +15,19 @@ from veilfed.errors import Code, VeilfedError
 if TYPE_CHECKING:
     from veilfed_study.subjects import Subject
 
-__all__ = ["Cache", "Choice", "Out", "Packages", "Seeds", "choice", "counts", "numbers", "one_thread", "seeds"]
+__all__ = [
+    "Cache",
+    "Choice",
+    "Out",
+    "Packages",
+    "Seeds",
+    "choice",
+    "counts",
+    "embedding",
+    "numbers",
+    "one_thread",
+    "seeds",
+]
 
 Characters = Literal["all", "digits"]
 Number = TypeVar("Number", int, float)
@@ -54,7 +66,7 @@ class Choice:
                 Code.INPUT_INVALID, f"{self.set_name} has no domains to leave out", "It is for veilfed study analytic."
             )
         one_thread()
-        with _embedding() as progress:
+        with embedding() as progress:
             if self.task is not None:
                 return subjects.of_task(self.task, self.packages, self.cache, progress)
             return subjects.of_folder(
@@ -110,7 +122,8 @@ def choice(
 
 
 @contextmanager
-def _embedding() -> Iterator[Any]:
+def embedding() -> Iterator[Any]:
+    """A bar for what a model computes."""
     with output.progress() as bars:
         bar = bars.add_task("loading", total=1)
         yield lambda what, done, total: bars.update(bar, description=what, completed=done, total=total)
