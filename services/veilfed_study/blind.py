@@ -21,6 +21,7 @@ import numpy as np
 from aggregator.strategies import strategy_for
 from client_agent.data.source import split
 from client_agent.trainers import Trains, method_for, trainer_for
+from fm_oracle.blocks.release import fixed
 from veilfed.config import validate
 from veilfed.errors import Code
 from veilfed.jobs import BlindfedStrategy, Cohort, JobSpec
@@ -48,7 +49,7 @@ class Settings:
     rate: float = 0.1
     epochs: int = 1
     batch_size: int = 16
-    alpha: float = 1.0
+    alpha: float = 0.3
 
 
 @dataclass(frozen=True)
@@ -119,17 +120,8 @@ def variants(ranks: Sequence[int], sources: Sequence[str]) -> list[Variant]:
 
 
 def drawn(blocks: int, seed: int, number: int = 0) -> list[int]:
-    """Released blocks, by stochastic block sampling: each with probability 1/2 unless the one before it is.
-
-    Drawn again until there is one: without, there is nothing to train on.
-    """
-    random = np.random.default_rng([seed, number])
-    found: list[int] = []
-    while not found:
-        for block in range(1, blocks + 1):
-            if block - 1 not in found and random.random() < 0.5:
-                found.append(block)
-    return found
+    """The released blocks, as the oracle draws them; 0 is the draw for life, and each round may have one of its own."""
+    return list(fixed(f"study {seed}".encode(), "", str(number), blocks))
 
 
 def study(
@@ -240,7 +232,7 @@ def _adapters(
     def released(number: int) -> list[int]:
         if variant.sampling == "all":
             return list(range(1, subject.blocks + 1))
-        return drawn(subject.blocks, seed, number if variant.sampling == "round" else 0)
+        return drawn(subject.blocks, seed, 1 + number if variant.sampling == "round" else 0)
 
     job = _adapters_job(subject, variant, settings, seed, list(parts))
     strategy = strategy_for(job)

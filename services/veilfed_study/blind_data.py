@@ -96,7 +96,7 @@ class BlindSubject:
 def students_of(said: Sequence[str]) -> dict[str, Path]:
     """The files of LABEL=FILE, by label. Raises VeilfedError(INPUT_INVALID)."""
     found = {label: Path(path) for label, _, path in (one.partition("=") for one in said)}
-    if len(found) < len(said) or not all(re.fullmatch(r"[\w.-]+", label) for label in found):
+    if len(found) < len(said) or not all(re.fullmatch(r"[\w.-]+=.+", one) for one in said):
         raise VeilfedError(
             Code.INPUT_INVALID, "--student is LABEL=FILE, with distinct labels of letters, digits, '.', '-' and '_'"
         )

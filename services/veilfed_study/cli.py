@@ -299,6 +299,7 @@ def blind(
     ranks: Annotated[str, typer.Option(help="Of adapters; all but the first are run centralised alone.")] = "16,4,64",
     rounds: Annotated[int, typer.Option(min=1, max=1000)] = 50,
     rate: Annotated[float, typer.Option(min=1e-6, max=10, help="SGD's.")] = 0.1,
+    alpha: Annotated[float, typer.Option("--adapter-alpha", min=1e-6, max=1000, help="Scale of adapters.")] = 0.3,
     epochs: Annotated[int, typer.Option(min=1, max=1000, help="Of a round.")] = 1,
     rows: Annotated[int, typer.Option(min=10, help="So many examples, drawn at random.")] = 1000,
     page: Annotated[Path | None, typer.Option(help="Write the page of results here.")] = None,
@@ -318,7 +319,7 @@ def blind(
         options.numbers(alphas, float, "--alphas"),
         options.counts(ranks, "--ranks"),
     )
-    settings = study.Settings(rounds=rounds, rate=rate, epochs=epochs)
+    settings = study.Settings(rounds=rounds, rate=rate, alpha=alpha, epochs=epochs)
     options.one_thread()
     where = packages_folder or packages.default_folder()
     with options.embedding() as progress:

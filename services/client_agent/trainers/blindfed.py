@@ -41,7 +41,7 @@ class Blindfed(Method[BlindfedStrategy]):
         for number in range(strategy.released[0], strategy.blocks + 1):
             down, up = tensors[ADAPTER_DOWN][number - 1], tensors[ADAPTER_UP][number - 1]
             z = h + released[number] if number in released else h
-            h = h + strategy.alpha * (gelu(z @ down.T) @ up.T)
+            h = torch.addmm(h, strategy.alpha * gelu(z @ down.T), up.T)
         sums = h.new_zeros(len(outputs), strategy.dimension).index_add(0, there.nonzero()[:, 0], h)
         return sums / there.sum(dim=1, keepdim=True)
 
@@ -54,7 +54,9 @@ class Blindfed(Method[BlindfedStrategy]):
         self.check(features)
         rows = max(1, CHUNK // self.strategy.tokens)
         starts = range(0, len(features), rows)
-        return torch.cat([self.logits(tensors, _tensor(features[start : start + rows])) for start in starts])
+        return torch.cat(
+            [self.logits(tensors, torch.from_numpy(np.array(features[start : start + rows]))) for start in starts]
+        )
 
     def check(self, features: Float) -> None:
         """Raises VeilfedError(DATA_INVALID), which names the first bad sample."""
@@ -115,7 +117,7 @@ class AdapterTrainer:
             if cancelled():
                 raise VeilfedError(Code.CANCELLED, f"training of round {round_number} was stopped")
             taken = rows.numpy()
-            logits = self.method.logits(tensors, _tensor(self._features[taken]))
+            logits = self.method.logits(tensors, torch.from_numpy(self._features[taken]))
             gradients = torch.autograd.grad(cross_entropy(logits, torch.from_numpy(self._labels[taken])), values)
             with torch.no_grad():
                 for value, gradient in zip(values, gradients, strict=True):
@@ -125,7 +127,3 @@ class AdapterTrainer:
                 Code.UPDATE_INVALID, f"training of round {round_number} diverged", "Submit the job with a lower rate."
             )
         return {name: array_of(tensors[name]) for name in strategy.update_shapes}, None
-
-
-def _tensor(features: Float) -> Tensor:
-    return torch.from_numpy(np.array(features, order="C"))
