@@ -72,6 +72,43 @@ def test_a_student_is_made_and_says_how_good_it_is(made: tuple[Path, Any]) -> No
     assert student.teacher_version == registry.load("minilm", published("minilm")).card.version
 
 
+def test_a_study_of_blindfed_runs_on_its_block_outputs(made: tuple[Path, Any], texts: Path, tmp_path: Path) -> None:
+    document, page = tmp_path / "blind.json", tmp_path / "page.md"
+    command = ["study", "blind", "--student", f"small={made[0]}", "--data", texts, "--out", tmp_path / "results"]
+    command += ["--seeds", "50", "--clients", "3", "--alphas", "100", "--ranks", "4", "--rounds", "3", "--rows", "40"]
+
+    def studied() -> Any:
+        arguments = [*map(str, command), "--json", str(document), "--page", str(page)]
+        assert CliRunner().invoke(build(), arguments, catch_exceptions=False).exit_code == 0
+        return json.loads(document.read_text())
+
+    found = studied()
+    (student,) = found["students"]
+    assert sum(found["rows"].values()) == 40
+    assert (student["blocks"], student["dimension"], student["tokens"]) == (1, 384, TOKENS)
+    assert {row["name"] for row in student["rows"]} >= {"adapters-fixed", "probe", "probe-table", "probe-teacher"}
+    assert "## small" in page.read_text()
+    (kept,) = (tmp_path / "results" / "streams").iterdir()
+    with np.load(kept) as arrays:
+        model, student_file = registry.load("minilm", published("minilm")), StudentPackage.load(made[0])
+        teacher = teacher_of(model, TOKENS, 98)
+        inputs = list(csv.DictReader(texts.open(newline="")))
+        drawn = np.sort(np.random.default_rng(0).permutation(len(inputs))[:40])
+        chosen = [inputs[row]["text"] for row in drawn[:3]]
+        batch = teacher.batch(teacher.prepare(chosen))
+        (stream,) = plain_streams(student_file, batch)
+        count = int(batch.mask.sum())
+        np.testing.assert_allclose(arrays["streams"][:count, 0], stream[batch.mask.numpy() > 0], atol=1e-4)
+        np.testing.assert_allclose(arrays["teacher"][:3], model.embed(chosen), atol=1e-4)
+    kept_before = kept.stat().st_mtime_ns
+    assert studied() == found, "what was finished is read from its files"
+    assert kept.stat().st_mtime_ns == kept_before
+    kept.write_bytes(b"no arrays")
+    with pytest.raises(VeilfedError, match="not block outputs") as refused:
+        studied()
+    assert refused.value.code is Code.STATE_CORRUPT
+
+
 def test_the_engine_s_arithmetic_is_near_and_its_plan_exists(made: tuple[Path, Any]) -> None:
     student = StudentPackage.load(made[0])
     teacher = teacher_of(registry.load("minilm", published("minilm")), TOKENS, 98)
