@@ -39,6 +39,8 @@ __all__ = ["Grid", "Place", "Settings", "Variant", "drawn", "study", "variants"]
 FORM = 1
 
 LAST_BLOCK = "last released block"
+# Of a round, where rounds of more steps are beside the others: do few steps hold the adapters back?
+MORE_EPOCHS = 5
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is trained. Adapters have a rank and a sampling of blocks, probes a source."""
+    """What is trained. Adapters have a rank and a sampling of blocks, probes a source.
+
+    `epochs` of a round, where they are not those of the settings; `only` the place with this number, None for all.
+    """
 
     name: str
     label: str
@@ -91,20 +96,23 @@ class Variant:
     rank: int | None = None
     sampling: Literal["fixed", "round", "all"] = "fixed"
     source: str = LAST_BLOCK
-    everywhere: bool = True
+    epochs: int | None = None
+    only: int | None = None
 
 
 def variants(ranks: Sequence[int], sources: Sequence[str]) -> list[Variant]:
-    """The first rank with every sampling, the others with fixed blocks and centralised alone; then the probes."""
+    """The first rank with every sampling; other ranks centralised, more epochs in the first division; the probes."""
     said = {"fixed": "blocks drawn once", "round": "blocks drawn in each round", "all": "all blocks"}
     first = [
         Variant(f"adapters-{name}", f"BlindFed, {text}", "adapters", ranks[0], name)  # type: ignore[arg-type]
         for name, text in said.items()
     ]
     others = [
-        Variant(f"adapters-rank-{rank}", f"BlindFed, {said['fixed']}, rank {rank}", "adapters", rank, everywhere=False)
+        Variant(f"adapters-rank-{rank}", f"BlindFed, {said['fixed']}, rank {rank}", "adapters", rank, only=0)
         for rank in ranks[1:]
     ]
+    label = f"BlindFed, {said['fixed']}, {MORE_EPOCHS} epochs"
+    others.append(Variant("adapters-epochs", label, "adapters", ranks[0], epochs=MORE_EPOCHS, only=1))
     labels = {"table": "published token table", "student": "student's embedding", "teacher": "teacher's embedding"}
     return [
         *first,
@@ -177,7 +185,7 @@ class _Jobs:
         """What was measured of a job, from its file if it was finished before."""
         subject = self.subject
         said = asdict(variant)
-        del said["label"], said["everywhere"]
+        del said["label"], said["only"]
         key = key_of(FORM, subject.digest, said, asdict(place), seed, asdict(self.settings))
         name = f"{subject.label}-{variant.name}-{place.clients}-{place.alpha or 0:g}-{seed}"
         found = self.store.get(name, key)
@@ -207,7 +215,7 @@ class _Jobs:
 def _row(jobs: _Jobs, variant: Variant, places: Sequence[Place]) -> dict[str, Any]:
     cells = []
     parameters: list[int] = []
-    for place in places if variant.everywhere else places[:1]:
+    for place in places if variant.only is None else [places[variant.only]]:
         results = [jobs.result(variant, place, seed) for seed in jobs.seeds]
         parameters += [result["parameters"] for result in results]
         cells.append(
@@ -283,7 +291,10 @@ def _adapters_job(
             "released": [1],
             "tokens": subject.tokens,
             "rank": variant.rank,
-            **{name: value for name, value in asdict(settings).items() if name != "rounds"},
+            "rate": settings.rate,
+            "alpha": settings.alpha,
+            "epochs": variant.epochs or settings.epochs,
+            "batch_size": settings.batch_size,
         },
         "cohort": {"train": [*clients, "second", "third"]},
         "rounds": settings.rounds,

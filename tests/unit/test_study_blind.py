@@ -85,8 +85,10 @@ def test_what_is_run_where(found: tuple[dict[str, Any], Path]) -> None:
         "3 clients, alpha 100",
         "5 clients, alpha 1",
     ]
-    assert [len(row["cells"]) for row in rows.values()] == [4, 4, 4, 1, 4, 4, 4, 4]
+    assert [len(row["cells"]) for row in rows.values()] == [4, 4, 4, 1, 1, 4, 4, 4, 4]
     assert rows["adapters-rank-2"]["rank"] == 2
+    assert rows["adapters-rank-2"]["cells"][0]["place"] == "centralised"
+    assert rows["adapters-epochs"]["cells"][0]["place"] == "3 clients, alpha 1"
     assert document["rows"] == {"training": 72, "test": 48}
     for row in (rows["probe"], rows["probe-teacher"]):
         assert len(set(means(row))) == 1, "AFL comes to one solution, however the rows are divided"
@@ -174,8 +176,8 @@ def test_blocks_are_drawn_once_or_in_each_round() -> None:
 
 def test_variants_have_names_of_their_own() -> None:
     made = variants([16, 4, 64], ["table", "student", "teacher"])
-    assert len({variant.name for variant in made}) == len({variant.label for variant in made}) == len(made) == 10
-    assert [variant.rank for variant in made if not variant.everywhere] == [4, 64]
+    assert len({variant.name for variant in made}) == len({variant.label for variant in made}) == len(made) == 11
+    assert [(variant.rank, variant.only) for variant in made if variant.only is not None] == [(4, 0), (64, 0), (16, 1)]
     assert Place(1, None).label == "centralised"
 
 
