@@ -12,8 +12,8 @@ __all__ = ["page", "tables", "write_page"]
 
 Document = Mapping[str, Any]
 
-# What is said by hand (`why-blind.md`) is about these students, as the command of the page names them, and these seeds.
-STUDENTS, SEEDS = ["minilm-2"], [50, 77, 98]
+# What is said by hand (`why-blind.md`) is about these students, as the command names them, seeds and numbers of rows.
+STUDENTS, SEEDS, ROWS = ["minilm-2"], [50, 77, 98], {"training": 600, "test": 400}
 
 HEAD = """\
 # Results: BlindFed's adapters
@@ -64,8 +64,8 @@ def page(document: Document) -> str:
             f"{100 * student['student_accuracy']:.1f} with the student's. Blocks drawn once: {released}.",
             made.markdown(),
         ]
-    asked = [student["label"] for student in document["students"]], document["seeds"]
-    if asked == (STUDENTS, SEEDS):
+    asked = [student["label"] for student in document["students"]], document["seeds"], document["rows"]
+    if asked == (STUDENTS, SEEDS, ROWS):
         lines.append(_said("why-blind.md"))
     lines.append(_said("blind-paper.md"))
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
