@@ -62,8 +62,8 @@ class _Agent:
     def keys(self) -> None:
         seed = secrets.token_bytes(SEED_BYTES)
         _send(self._connection, key_messages(self._vault.key_digits(seed), seed, self._basis))
-        public = self._vault.public_key()[None, :, : self._basis.parameters.limbs]
-        _send(self._connection, ciphertext_messages(np.ascontiguousarray(public), 1.0, self._basis))
+        public = self._vault.public_key(seed := secrets.token_bytes(SEED_BYTES))
+        _send(self._connection, ciphertext_messages(public[None], 1.0, self._basis, seed))
 
     def encrypt(self, slots: Float, scale: float) -> None:
         """Slots at any scale: they are made smaller, and the ciphertexts are read larger."""

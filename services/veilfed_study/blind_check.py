@@ -51,19 +51,22 @@ def compared(student_file: Path, spec_file: Path, agents: Mapping[str, Path]) ->
     if not isinstance(strategy, BlindfedStrategy):
         raise VeilfedError(Code.JOB_INVALID, f"{spec_file}: not a job on encrypted blocks")
     student, version = StudentPackage.load(student_file), digest(student_file.read_bytes())
-    blind, plain, largest = {}, {}, 0.0
+    blind, plain, largest, span = {}, {}, 0.0, 0.0
     for name, path in agents.items():
         config = load_config(AgentConfig, path)
         if config.encrypted is None:
             raise VeilfedError(Code.CONFIG_INVALID, f"{path}: it has no `encrypted`")
         samples = load(config.data, config.packages_folder)
         keys = [key_of(value).hex() for value in samples.inputs]
-        decrypted = OutputStore(config.state / "encrypted" / "outputs", version, strategy).features(keys)
+        inputs_sha256 = digest(config.encrypted.inputs.read_bytes())
+        store = OutputStore(config.state / "encrypted" / "outputs", version, inputs_sha256, strategy)
+        decrypted = store.features(keys)
         clear = _in_the_clear(student, load_inputs(config.encrypted.inputs), samples, strategy)
+        span = max(span, float(np.abs(clear).max()))
         largest = max(largest, float(np.abs(decrypted - clear).max()))
         labels = class_indices(samples.labels, strategy.classes)
         blind[name], plain[name] = Domain(samples, decrypted, labels), Domain(samples, clear, labels)
-    return {**_agreement(spec, blind, plain), "largest_difference": largest, "range": float(np.abs(clear).max())}
+    return {**_agreement(spec, blind, plain), "largest_difference": largest, "range": span}
 
 
 def _agreement(spec: JobSpec, blind: Mapping[str, Domain], plain: Mapping[str, Domain]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fm_oracle.encrypted.attention import Diagonals
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
 from fm_oracle.encrypted.evaluator import Evaluator
 from fm_oracle.encrypted.polynomials import exponential, quadratic_factors
-from tests.support.encrypted_keys import evaluation_keys
+from tests.support.encrypted_keys import evaluation_keys, public_key
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.parameters import Parameters
 from veilfed.errors import VeilfedError
@@ -27,7 +27,7 @@ class Bench:
     def __init__(self) -> None:
         self.basis = Basis(PARAMETERS, threads=2)
         self.vault = Vault(self.basis, DIAGONALS.steps)
-        self.evaluator = Evaluator(self.basis, evaluation_keys(self.vault), self.vault.public_key(), self.vault.refresh)
+        self.evaluator = Evaluator(self.basis, evaluation_keys(self.vault), public_key(self.vault), self.vault.refresh)
         self.random = np.random.default_rng(5)
 
     def slots(self, count: int, largest: float = 1.0) -> Real:

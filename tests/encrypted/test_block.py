@@ -17,7 +17,7 @@ from tests.support.blocks import (
     on_plain_slots,
     padding,
 )
-from tests.support.encrypted_keys import evaluation_keys
+from tests.support.encrypted_keys import evaluation_keys, public_key
 from veilfed.ckks.basis import Basis
 
 pytestmark = pytest.mark.encrypted
@@ -34,7 +34,7 @@ def test_ciphertexts_agree_with_plain_slots(post: bool) -> None:
     case = make_case(post)
     basis = Basis(PARAMETERS, threads=2)
     vault = Vault(basis, DIAGONALS.steps)
-    evaluator = Evaluator(basis, evaluation_keys(vault), vault.public_key(), vault.refresh)
+    evaluator = Evaluator(basis, evaluation_keys(vault), public_key(vault), vault.refresh)
     found = case.block(
         encrypted(vault, flat(case.x), SCALE),
         encrypted(vault, flat(case.mask[None]), SCALE),

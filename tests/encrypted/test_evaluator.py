@@ -10,7 +10,7 @@ from fm_oracle.encrypted.ciphertexts import Ciphertexts
 from fm_oracle.encrypted.evaluator import Evaluator
 from fm_oracle.encrypted.masks import rerandomise
 from fm_oracle.encrypted.operations import Layer
-from tests.support.encrypted_keys import evaluation_keys
+from tests.support.encrypted_keys import evaluation_keys, public_key
 from tests.support.seal_keys import seal_keys
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.parameters import Parameters
@@ -32,7 +32,7 @@ class Bench:
     def __init__(self, parameters: Parameters, made_by_seal: bool) -> None:
         self.basis = Basis(parameters, threads=2)
         self.vault = Vault(self.basis, STEPS)
-        self.public_key = self.vault.public_key()
+        self.public_key = public_key(self.vault)
         keys = seal_keys(self.vault) if made_by_seal else evaluation_keys(self.vault)
         self.evaluator = Evaluator(self.basis, keys, self.public_key, self.vault.refresh)
         self.random = np.random.default_rng(3)

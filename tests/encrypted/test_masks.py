@@ -11,7 +11,7 @@ from fm_oracle.encrypted.ciphertexts import Ciphertexts
 from fm_oracle.encrypted.evaluator import Evaluator
 from fm_oracle.encrypted.masks import hide, rerandomise
 from fm_oracle.encrypted.operations import Layer
-from tests.support.encrypted_keys import evaluation_keys
+from tests.support.encrypted_keys import evaluation_keys, public_key
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.parameters import Parameters
 
@@ -24,7 +24,7 @@ class Bench:
     def __init__(self) -> None:
         self.basis = Basis(Parameters(13, (48, 48, 36), 48, 36))
         self.vault = Vault(self.basis, ())
-        self.public_key = self.vault.public_key()
+        self.public_key = public_key(self.vault)
         keys = evaluation_keys(self.vault)
         self.evaluator = Evaluator(self.basis, keys, self.public_key, self.vault.refresh)
         self.random = np.random.default_rng(7)

@@ -21,7 +21,7 @@ from tests.support.blocks import (
     centred,
     make_case,
 )
-from tests.support.encrypted_keys import evaluation_keys
+from tests.support.encrypted_keys import evaluation_keys, public_key
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.samples import arrange
 
@@ -50,7 +50,7 @@ def test_streams_after_each_block_agree_with_plain_slots() -> None:
     ]
     basis = Basis(PARAMETERS, threads=2)
     vault = Vault(basis, DIAGONALS.steps)
-    evaluator = Evaluator(basis, evaluation_keys(vault), vault.public_key(), vault.refresh)
+    evaluator = Evaluator(basis, evaluation_keys(vault), public_key(vault), vault.refresh)
 
     def encrypted(slots: Real, scale: float) -> Ciphertexts:
         smaller = scale / PARAMETERS.scale

@@ -10,6 +10,7 @@ A pass can be broken off at any instant. What is needed to go on is in a folder:
 import asyncio
 import hashlib
 import json
+import re
 import secrets
 import shutil
 import time
@@ -23,10 +24,12 @@ from numpy.typing import NDArray
 
 from client_agent.config import EncryptedConfig
 from client_agent.egress import EgressGate
+from client_agent.encrypted.conversation import Conversation, conversing
 from client_agent.encrypted.running import RunningPass
 from client_agent.encrypted.vault import Vault
 from veilfed.ckks.basis import Basis
-from veilfed.ckks.messages import Expected, ciphertext_messages, key_messages, read_ciphertexts
+from veilfed.ckks.lifting import MAX_SHIFT
+from veilfed.ckks.messages import Expected, ciphertext_messages, key_messages, public_seed, read_ciphertexts
 from veilfed.ckks.parameters import Parameters
 from veilfed.ckks.samples import Arranged, arrange, token_features
 from veilfed.ckks.sampling import SEED_BYTES
@@ -36,7 +39,6 @@ from veilfed.files import write_atomic
 from veilfed.identity.material import Credentials
 from veilfed.logs import get_logger
 from veilfed.rpc.channel import open_channel, translated
-from veilfed.rpc.progress import moving
 from veilfed.v1.blocks_pb2 import (
     DescribeStudentRequest,
     DescribeStudentResponse,
@@ -53,11 +55,12 @@ from veilfed.v1.encrypted_pb2 import CiphertextBatch
 if TYPE_CHECKING:
     from veilfed.v1.blocks_pb2_grpc import EncryptedBlocksAsyncStub
 
-__all__ = ["BlocksClient", "connect_blocks"]
+__all__ = ["BlocksClient", "check_card", "connect_blocks"]
 
 log = get_logger("agent.blocks")
 
 Real = NDArray[np.float64]
+Talk = Conversation[ForwardRequest, ForwardResponse]
 
 DESCRIBE_SECONDS = 30.0
 # A phase on all cores of the oracle may take minutes, and other passes come first.
@@ -67,9 +70,14 @@ TELL_SECONDS = 5.0
 # Ciphertexts that are encrypted, or refreshed, at a time: what bounds this side's memory.
 TOGETHER = 64
 MAX_REFRESHED = 256
-MAX_SHIFT = 128
-# Outputs are rounded to this: below the noise that they come with, and nothing of a hostile oracle's hides below it.
+# Of a description that is believed.
+MAX_DIMENSION, MAX_BLOCKS, MAX_ROTATIONS = 8192, 256, 256
+# Of a student that this software computes.
+MAX_HEADS = 64
+# Outputs are rounded to this, about the noise that they come with, so that less can be planted in them.
 OUTPUT_STEP = 2.0**-10
+# Noise, and what polynomials leave, take outputs a little beyond their range.
+ROOM = 1.1
 
 
 class BlocksClient:
@@ -97,9 +105,9 @@ class BlocksClient:
         card = self.card
         arranged = await asyncio.to_thread(_arranged, samples, card, indicators)
         vault = await asyncio.to_thread(self._open_vault)
-        session = await self._session(vault)
         running = await asyncio.to_thread(RunningPass.of, self._folder / "pass", card.version, arranged)
-        await self._forward(vault, session, running, arranged)
+        if not all(running.has(block) for block in card.released):
+            await self._forward(vault, await self._session(vault), running, arranged)
         channels = await asyncio.to_thread(running.outputs, card.released, card.tokens * card.samples)
         lengths = [len(sample) for sample in samples]
         apart = [token_features(block, lengths, card.samples) for block in channels]
@@ -146,7 +154,7 @@ class BlocksClient:
         async def requests() -> AsyncIterator[OpenSessionRequest]:
             yield OpenSessionRequest(start=SessionStart(version=self.card.version, keys=name))
             if seed is not None:
-                made = _key_requests(vault, seed)
+                made = _key_requests(vault, name, seed)
                 while (request := await asyncio.to_thread(next, made, None)) is not None:
                     yield request
 
@@ -157,41 +165,27 @@ class BlocksClient:
     async def _forward(self, vault: Vault, session: str, running: RunningPass, arranged: Arranged) -> None:
         have = [block for block in self.card.released if running.has(block)]
         start = ForwardStart(session=session, pass_id=running.name, have=have)
-        sending: asyncio.Queue[ForwardRequest] = asyncio.Queue(4)
-        await sending.put(ForwardRequest(start=start))
-
-        async def requests() -> AsyncIterator[ForwardRequest]:
-            while True:
-                yield await sending.get()
-
-        call: Any = self._stub.Forward(requests())
-        try:
-            with translated(self._credentials, self._config.address):
-                responses = aiter(moving(call, "the oracle's pass", SILENT_SECONDS))
-                await self._answer(vault, arranged, running, responses, sending)
-        finally:
-            call.cancel()  # the oracle computes for as long as somebody listens
+        with translated(self._credentials, self._config.address):
+            async with conversing(self._stub.Forward, "the oracle's pass", SILENT_SECONDS) as talk:
+                await talk.send(ForwardRequest(start=start))
+                await self._answer(vault, arranged, running, talk)
         if missing := [block for block in self.card.released if not running.has(block)]:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle ended the pass without the blocks {missing}")
 
-    async def _answer(
-        self,
-        vault: Vault,
-        arranged: Arranged,
-        running: RunningPass,
-        responses: AsyncIterator[ForwardResponse],
-        sending: "asyncio.Queue[ForwardRequest]",
-    ) -> None:
+    async def _answer(self, vault: Vault, arranged: Arranged, running: RunningPass, talk: Talk) -> None:
         """Does what the oracle asks for until it says that the pass is done."""
-        told, pace = 0.0, _Pace()
-        async for response in responses:
+        told, pace, left = 0.0, _Pace(), _most_refreshed(self.card)
+        async for response in talk:
             kind = response.WhichOneof("body")
             if kind == "inputs":
-                await self._send_inputs(vault, arranged, sending)
+                await self._send_inputs(vault, arranged, talk)
             elif kind == "refresh":
-                await self._refresh(vault, response.refresh, responses, sending)
+                left -= response.refresh.count
+                if left < 0:
+                    raise VeilfedError(Code.PROTOCOL_VIOLATION, "more refreshes than a pass can have")
+                await self._refresh(vault, response.refresh, talk)
             elif kind == "output":
-                await self._take(vault, response, responses, running)
+                await self._take(vault, response, talk, running)
             elif kind == "progress":
                 if time.monotonic() - told > TELL_SECONDS:
                     told = time.monotonic()
@@ -201,7 +195,7 @@ class BlocksClient:
             else:
                 raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle sent {kind} without its header")
 
-    async def _send_inputs(self, vault: Vault, arranged: Arranged, sending: "asyncio.Queue[ForwardRequest]") -> None:
+    async def _send_inputs(self, vault: Vault, arranged: Arranged, talk: Talk) -> None:
         scale, padding_scale = vault.parameters.scale, 2.0**self.card.padding_scale_bits
         log.info("encrypting", channels=len(arranged.channels))
         for name, rows, at in (
@@ -212,15 +206,9 @@ class BlocksClient:
             for first in range(0, len(rows), TOGETHER):
                 batches = await asyncio.to_thread(_encrypted, vault, rows[first : first + TOGETHER], at)
                 for batch in batches:
-                    await sending.put(_request(name, batch))
+                    await talk.send(_request(name, batch))
 
-    async def _refresh(
-        self,
-        vault: Vault,
-        asked: Refresh,
-        responses: AsyncIterator[ForwardResponse],
-        sending: "asyncio.Queue[ForwardRequest]",
-    ) -> None:
+    async def _refresh(self, vault: Vault, asked: Refresh, talk: Talk) -> None:
         """Opens what is masked, and encrypts it again. What is sent depends on no plaintext that can be told."""
         limbs = vault.parameters.limbs
         if not (1 <= asked.count <= MAX_REFRESHED and 1 <= asked.masked_limbs <= asked.limbs <= limbs):
@@ -230,24 +218,22 @@ class BlocksClient:
             )
         if asked.shift > MAX_SHIFT:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, f"a refresh that shifts by {asked.shift} bits")
-        batches = await _collected(responses, "masked", asked.count)
+        batches = await _collected(talk, "masked", asked.count)
         for answer in await asyncio.to_thread(_refreshed, vault, batches, asked):
-            await sending.put(_request("refreshed", answer))
+            await talk.send(_request("refreshed", answer))
 
-    async def _take(
-        self, vault: Vault, response: ForwardResponse, responses: AsyncIterator[ForwardResponse], running: RunningPass
-    ) -> None:
+    async def _take(self, vault: Vault, response: ForwardResponse, talk: Talk, running: RunningPass) -> None:
         """Decrypts a released output, and keeps it."""
         output = response.output
         if output.block not in self.card.released or output.count != self.card.dimension:
             raise VeilfedError(
                 Code.PROTOCOL_VIOLATION, f"an output of block {output.block} with {output.count} channels"
             )
-        batches = await _collected(responses, "values", output.count)
+        batches = await _collected(talk, "values", output.count)
         limbs = output.limbs
         if not 1 <= limbs <= vault.parameters.limbs:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, f"an output with {limbs} limbs")
-        opened = await asyncio.to_thread(_opened_output, vault, batches, limbs, self.card.range)
+        opened = await asyncio.to_thread(_opened_output, vault, batches, Expected(output.count, limbs), self.card.range)
         await asyncio.to_thread(running.keep, output.block, opened)
         log.info("output", block=output.block)
 
@@ -258,6 +244,28 @@ def _arranged(samples: Sequence[Real], card: DescribeStudentResponse, indicators
         return arranged
     places = np.repeat(np.eye(indicators, card.tokens), card.samples, axis=1) * arranged.mask
     return Arranged(np.concatenate([arranged.channels, places]), arranged.mask, arranged.padding)
+
+
+def check_card(card: DescribeStudentResponse) -> None:
+    """What an oracle says of its student becomes sizes and names of files here. Raises VeilfedError."""
+    parameters = _parameters(card)
+    released, rotations = list(card.released), list(card.rotations)
+    good = (
+        re.fullmatch(r"[0-9a-f]{64}", card.version) is not None
+        and 1 <= card.dimension <= MAX_DIMENSION
+        and 1 <= card.blocks <= MAX_BLOCKS
+        and released == sorted(set(released))
+        and released
+        and released[0] >= 1
+        and released[-1] <= card.blocks
+        and rotations == sorted(set(rotations))
+        and all(0 < step < parameters.slots for step in rotations)
+        and len(rotations) <= MAX_ROTATIONS
+        and 0 < card.range < parameters.scale
+        and card.padding_scale_bits <= parameters.scale_bits
+    )
+    if not good:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, "the oracle's description of its student is none")
 
 
 def _parameters(card: DescribeStudentResponse) -> Parameters:
@@ -271,9 +279,9 @@ def _parameters(card: DescribeStudentResponse) -> Parameters:
     return parameters
 
 
-def _key_requests(vault: Vault, seed: bytes) -> Iterator[OpenSessionRequest]:
-    public = np.ascontiguousarray(vault.public_key()[None, :, : vault.parameters.limbs])
-    for batch in ciphertext_messages(public, 1.0, vault.basis):
+def _key_requests(vault: Vault, name: str, seed: bytes) -> Iterator[OpenSessionRequest]:
+    public = vault.public_key(public_seed(name))
+    for batch in ciphertext_messages(public[None], 1.0, vault.basis, public_seed(name)):
         yield OpenSessionRequest(public_key=batch)
     for digit in key_messages(vault.key_digits(seed), seed, vault.basis):
         yield OpenSessionRequest(digit=digit)
@@ -293,24 +301,33 @@ def _refreshed(vault: Vault, batches: Sequence[CiphertextBatch], asked: Refresh)
     return list(ciphertext_messages(fresh, scale, vault.basis, seed))
 
 
-def _opened_output(vault: Vault, batches: Sequence[CiphertextBatch], limbs: int, largest: float) -> Float:
-    """Slots [d, slots], rounded. Raises VeilfedError(PROTOCOL_VIOLATION) for what is no output of the student."""
-    values, scale = read_ciphertexts(batches, Expected(sum(b.count for b in batches), limbs), vault.basis)
-    opened = np.stack([vault.decrypt_by_seal(row, scale) for row in values])
-    found = float(np.abs(opened).max())
-    # A little more than the range: noise, and what polynomials leave.
-    if not found <= 1.1 * largest:
-        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"an output of {found:.3g}; the oracle has said {largest:.3g}")
-    rounded: Float = np.rint(opened / OUTPUT_STEP) * OUTPUT_STEP
+def _opened_output(vault: Vault, batches: Sequence[CiphertextBatch], expected: Expected, largest: float) -> Float:
+    """Slots [d, slots], within the range and rounded.
+
+    What is beyond the range is cut to it, and nobody is told: an answer that depended on it would be one on what a
+    hostile oracle has made of the institution's ciphertexts.
+    """
+    values, scale = read_ciphertexts(batches, expected, vault.basis)
+    opened = np.nan_to_num(np.stack([vault.decrypt_by_seal(row, scale) for row in values]), nan=0.0)
+    cut: Float = np.clip(opened, -largest, largest)
+    beyond = int((np.abs(opened) > ROOM * largest).sum())
+    if beyond:
+        log.warning("the oracle's outputs were out of their range", values=beyond, of=opened.size)
+    rounded: Float = np.rint(cut / OUTPUT_STEP) * OUTPUT_STEP
     return rounded
 
 
-async def _collected(responses: AsyncIterator[ForwardResponse], field: str, count: int) -> list[CiphertextBatch]:
+def _most_refreshed(card: DescribeStudentResponse) -> int:
+    """Ciphertexts that are refreshed in a pass, at most: streams, queries, keys and values, scores of all heads."""
+    return card.blocks * (8 * card.dimension + MAX_HEADS * card.tokens + MAX_REFRESHED) + card.dimension
+
+
+async def _collected(talk: Talk, field: str, count: int) -> list[CiphertextBatch]:
     """The next messages, which must be of one field, up to so many ciphertexts."""
     batches: list[CiphertextBatch] = []
     done = 0
     while done < count:
-        response = await anext(responses, ForwardResponse())
+        response = await anext(talk, ForwardResponse())
         batch: CiphertextBatch = getattr(response, field)
         if response.WhichOneof("body") != field or not batch.count:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, f"the oracle sent fewer than {count} ciphertexts")
@@ -369,4 +386,5 @@ async def connect_blocks(
                 f"{config.inputs}: not what the oracle prepares inputs with",
                 "Ask the model's owner for the file again.",
             )
+        check_card(card)
         yield BlocksClient(stub, card, credentials, config, folder)

@@ -1,6 +1,7 @@
 """Block outputs of an institution's samples: computed once on their ciphertexts, and kept by content."""
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ async def block_features(
         raise VeilfedError(Code.INPUT_INVALID, f"the oracle's student is for inputs of {prepared.modality}")
     async with connect_blocks(credentials, config, gate, folder) as client:
         _check_student(client, strategy)
-        store = OutputStore(folder / "outputs", client.card.version, strategy)
+        store = OutputStore(folder / "outputs", client.card.version, client.card.inputs_sha256, strategy)
         keys = await asyncio.to_thread(lambda: [key_of(value).hex() for value in inputs])
         wanted = [key for key in dict.fromkeys(keys) if not store.has(key)]
         if wanted:
@@ -83,10 +84,11 @@ async def _computed(
 
 
 class OutputStore:
-    """A file for each sample: float32 [t, R, d]. Of one student; those of others are removed."""
+    """A file for each sample: float32 [t, R, d]. Of one student with its inputs and releases; others are removed."""
 
-    def __init__(self, folder: Path, version: str, strategy: BlindfedStrategy) -> None:
-        self._folder, self._strategy = folder / version, strategy
+    def __init__(self, folder: Path, version: str, inputs_sha256: str, strategy: BlindfedStrategy) -> None:
+        about = f"{version} {inputs_sha256} {strategy.released}"
+        self._folder, self._strategy = folder / hashlib.sha256(about.encode()).hexdigest(), strategy
         if not self._folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
             self._folder.mkdir(mode=0o700, parents=True)

@@ -1,4 +1,4 @@
-"""SEAL's ciphertexts, plaintexts, secret and public keys, as Pyfhel serialises them without compression, and ours.
+"""SEAL's ciphertexts, plaintexts and secret keys, as Pyfhel serialises them without compression, and ours.
 
 A serialised object is a header of 16 bytes, whose second half is its whole length, and its fields (little-endian).
 Residues are in SEAL's order, [components, limbs, n].
@@ -13,7 +13,7 @@ from veilfed.ckks.basis import Basis
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["ciphertext_bytes", "read_ciphertext", "read_polynomial", "read_public_key", "residues"]
+__all__ = ["ciphertext_bytes", "read_ciphertext", "read_polynomial", "residues"]
 
 HEADER = 16
 WORD = 8
@@ -50,8 +50,3 @@ def ciphertext_bytes(values: Float, scale: float, like: bytes, basis: Basis) -> 
 def read_polynomial(data: bytes, limbs: int, basis: Basis) -> Float:
     """The values [limbs, n] of a serialised plaintext or secret key."""
     return basis.load(residues(memoryview(data), (limbs, basis.n)))
-
-
-def read_public_key(data: bytes, basis: Basis) -> Float:
-    """The values [2, limbs + 1, n] of a serialised public key, which has the special prime too."""
-    return basis.load(residues(memoryview(data), (2, basis.special + 1, basis.n)))

@@ -95,9 +95,14 @@ class Vault:
             )
             yield KeyDigit(rotation, digit, first)
 
-    def public_key(self) -> Float:
-        """An encryption of zero [2, limbs + 1, n] under the secret key."""
-        return seal.read_public_key(self.seal.to_bytes_public_key("none"), self.basis)
+    def public_key(self, seed: bytes) -> Float:
+        """An encryption of zero [2, limbs, n] under the secret key, whose second component `seed` gives.
+
+        The seed is public and may be anything: used once, as each key has a name of its own.
+        """
+        zero: Float = np.zeros((1, self.parameters.limbs, self.basis.n))
+        made: Float = self.encrypt(zero, seed)[0]
+        return made
 
     def encode(self, slots: Real) -> Float:
         """The polynomial [limbs, n] of real slots, at the parameters' scale."""

@@ -83,9 +83,16 @@ def run_pass(served: Served, keys: Keys, folder: PassFolder, have: Collection[in
     """
     total, dimension = 2 * served.student.shape.blocks, served.student.shape.dimension
     evaluator = _Told(served.basis, keys, exchange, total)
-    for block in folder.released:
-        if block not in have and (kept := folder.messages(block)):
-            exchange.output(block, kept)
+    sent = set(have)
+
+    def release() -> None:
+        """Sends the outputs that are there."""
+        for block in folder.released:
+            if block not in sent and (kept := folder.messages(block)):
+                exchange.output(block, kept)
+                sent.add(block)
+
+    release()
     if folder.halves is None:
         _take_inputs(served, folder, evaluator, exchange)
     done = folder.halves or 0
@@ -96,11 +103,12 @@ def run_pass(served: Served, keys: Keys, folder: PassFolder, have: Collection[in
             evaluator.done = half
             x = served.model.half(half, x, mask, padding, evaluator)
             block, ends = half // 2 + 1, half % 2 == 1
-            if ends and block in folder.released:
-                # Before the stream goes on: noise of its own must not be drawn for it twice.
-                folder.keep(f"output-{block}", flood(x, keys.public, served.basis))
-                exchange.output(block, folder.messages(block))
+            if ends and block in folder.released and not folder.messages(block):
+                fresh = evaluator.refresh(x.at(served.model.blocks[half // 2].lowest), served.range, 0)
+                folder.keep(f"output-{block}", flood(fresh, served.basis))
+            # Before the output leaves: whoever goes away then does not get it computed and flooded once more.
             folder.keep_stream(half + 1, x if half + 1 < total else None)
+            release()
             log.info("half of a block", folder=folder.path.name[:8], done=half + 1, of=total)
     exchange.send(ForwardResponse(done=PassDone(released=folder.released)))
 
@@ -112,7 +120,8 @@ def _take_inputs(served: Served, folder: PassFolder, evaluator: _Told, exchange:
     scales = {"features": PARAMETERS.scale, "mask": PARAMETERS.scale, "padding": PADDING_SCALE}
     found = {}
     for name, scale in scales.items():
-        values, told = exchange.received(name, Expected(served.channels if name == "features" else 1, limbs))
+        count = served.channels if name == "features" else 1
+        values, told = exchange.received(name, Expected(count, limbs, seeded=True))
         if told != scale:
             raise VeilfedError(Code.INPUT_INVALID, f"the {name} have a scale of {told:g}, expected {scale:g}")
         found[name] = Ciphertexts(values, told)

@@ -1,7 +1,7 @@
 """Between a stream of the event loop and the thread that computes: messages both ways, a bounded number at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ __all__ = ["Exchange"]
 
 # Responses that wait for the client to read: it sets the pace.
 WAITING = 4
+# Of all answers of one pass: others wait for it.
+PATIENCE_SECONDS = 3600.0
 
 Result = TypeVar("Result")
 
@@ -30,8 +32,9 @@ class Exchange:
         self._over = False
         # What the thread waits for.
         self._current: Future[Any] | None = None
+        self._patience = PATIENCE_SECONDS
 
-    async def responses(self, work: Callable[[], None]) -> AsyncIterator[ForwardResponse]:
+    async def responses(self, work: Callable[[], None]) -> AsyncGenerator[ForwardResponse, None]:
         """What `work`, which runs in a thread, sends. Raises what it raises; ends after it has ended."""
 
         async def run() -> None:
@@ -54,6 +57,8 @@ class Exchange:
                 while not self._responses.empty():
                     self._responses.get_nowait()
                 await asyncio.wait({working}, timeout=0.1)
+            if not working.cancelled():
+                working.exception()  # told already, or nobody is there to be told
 
     # For the thread.
 
@@ -77,7 +82,7 @@ class Exchange:
         self.send(ForwardResponse(refresh=header))
         for batch in ciphertext_messages(masked, 1.0, self._basis):
             self.send(ForwardResponse(masked=batch))
-        return self.received("refreshed", Expected(count, limbs))[0]
+        return self.received("refreshed", Expected(count, limbs, seeded=True))[0]
 
     def output(self, block: int, batches: list[CiphertextBatch]) -> None:
         """A released output."""
@@ -99,13 +104,16 @@ class Exchange:
             done += batch.count
 
     async def _next(self) -> ForwardRequest:
+        started = self._loop.time()
         try:
-            async with asyncio.timeout(self._stall_seconds):
+            async with asyncio.timeout(min(self._stall_seconds, self._patience)):
                 return await anext(self._requests)
         except StopAsyncIteration:
             raise VeilfedError(Code.PROTOCOL_VIOLATION, "the stream ended in the middle of a pass") from None
         except TimeoutError:
-            raise VeilfedError(Code.TIMEOUT, f"Forward: no answer for {self._stall_seconds:g} seconds") from None
+            raise VeilfedError(Code.TIMEOUT, "Forward: the client's answers take too long") from None
+        finally:
+            self._patience -= self._loop.time() - started
 
     def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """The result of a coroutine in the event loop."""

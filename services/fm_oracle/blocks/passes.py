@@ -1,15 +1,16 @@
 """A batch of samples on its way through the blocks, on disk: what is there is enough to go on after a crash.
 
-FOLDER/VERSION/INSTITUTION/PASS/released.json   the blocks that are released in it
-FOLDER/VERSION/INSTITUTION/PASS/mask.bin        the ciphertext of the mask; padding.bin likewise
-FOLDER/VERSION/INSTITUTION/PASS/stream-H.bin    the stream after H halves of blocks; empty after the last
-FOLDER/VERSION/INSTITUTION/PASS/output-L.bin    the released output of block L, with its flood: it is made once
+FOLDER/VERSION/INSTITUTION/PASS/pass.json      the blocks that are released in it, and the name of its keys
+FOLDER/VERSION/INSTITUTION/PASS/mask.bin       the ciphertext of the mask; padding.bin likewise
+FOLDER/VERSION/INSTITUTION/PASS/stream-H.bin   the stream after H halves of blocks; empty after the last
+FOLDER/VERSION/INSTITUTION/PASS/output-L.bin   the released output of block L, with its flood: it is made once
 """
 
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from fm_oracle.encrypted.ciphertexts import Ciphertexts
 from veilfed.ckks.basis import Basis
@@ -36,9 +37,17 @@ class PassFolder:
     @property
     def released(self) -> tuple[int, ...]:
         """The blocks, from 1, whose outputs leave in this pass."""
+        return tuple(self._about("released"))
+
+    @property
+    def keys(self) -> str:
+        """The name of the keys that its ciphertexts are under."""
+        return str(self._about("keys"))
+
+    def _about(self, name: str) -> Any:
         try:
-            return tuple(json.loads((self.path / "released.json").read_bytes()))
-        except (OSError, ValueError):
+            return json.loads((self.path / "pass.json").read_bytes())[name]
+        except (OSError, ValueError, KeyError):
             raise VeilfedError(Code.STATE_CORRUPT, f"{self.path}: not a pass") from None
 
     @property
@@ -91,19 +100,19 @@ class Passes:
         if not _PASS.fullmatch(name):
             raise VeilfedError(Code.INPUT_INVALID, "the pass is not named by 32 to 64 lower-case hexadecimal digits")
         found = PassFolder(self._folder / institution / name, self._basis)
-        if not (found.path / "released.json").exists():
+        if not (found.path / "pass.json").exists():
             return None
         found.path.touch()
         return found
 
-    def begin(self, institution: str, name: str, released: tuple[int, ...]) -> PassFolder:
+    def begin(self, institution: str, name: str, keys: str, released: tuple[int, ...]) -> PassFolder:
         """A new pass. Raises VeilfedError(FILE_UNUSABLE)."""
         path = self._folder / institution / name
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror}") from None
-        write_atomic(path / "released.json", json.dumps(released).encode())
+        write_atomic(path / "pass.json", json.dumps({"released": released, "keys": keys}).encode())
         others = sorted(path.parent.iterdir(), key=lambda other: other.stat().st_mtime)
         for other in others[:-MAX_PASSES]:
             shutil.rmtree(other, ignore_errors=True)

@@ -4,11 +4,11 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import grpc
 
@@ -16,10 +16,11 @@ from fm_oracle.blocks.compute import Served, run_pass
 from fm_oracle.blocks.exchange import Exchange
 from fm_oracle.blocks.passes import Passes, PassFolder
 from fm_oracle.blocks.release import fixed, secret_of
-from fm_oracle.blocks.sessions import Session, Sessions
+from fm_oracle.blocks.sessions import Keys, Session, Sessions
 from fm_oracle.config import EncryptedConfig
 from fm_oracle.distill.export import PADDING_SCALE, PARAMETERS
 from fm_oracle.gate import ReleaseGate
+from veilfed.ckks.packing import packed_bytes
 from veilfed.errors import Code, VeilfedError
 from veilfed.logs import get_logger
 from veilfed.rpc.progress import STALL_SECONDS, moving
@@ -30,7 +31,6 @@ from veilfed.v1.blocks_pb2 import (
     DescribeStudentResponse,
     ForwardRequest,
     ForwardResponse,
-    ForwardStart,
     OpenSessionRequest,
     OpenSessionResponse,
     PassProgress,
@@ -82,6 +82,9 @@ class BlocksService(EncryptedBlocksServicer):
         self._passes = Passes(folder / "passes", served.version, served.basis)
         self._released = fixed(secret_of(state), served.version, federation, served.student.shape.blocks)
         self._turn = _Turn(asyncio.Lock(), [])
+        # Institutions whose keys are on their way, and who may read such: it takes hundreds of megabytes.
+        self._uploading: set[str] = set()
+        self._reading = asyncio.Lock()
 
     async def DescribeStudent(  # noqa: N802
         self,
@@ -128,26 +131,42 @@ class BlocksService(EncryptedBlocksServicer):
         return OpenSessionResponse(session=session.name, seconds=self._seconds)
 
     async def _received(self, institution: str, keys: str, requests: AsyncIterator[OpenSessionRequest]) -> Session:
-        """A session on keys that are yet to come: onto the disk, as they are hundreds of megabytes."""
-        place = self._sessions.place(institution, keys)
-        descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".", suffix=".tmp")
-        received = Path(name)
-        most = 1 + (len(self._rotations) + 1) * self._served.basis.special
-        count = 0
+        """A session on keys that are yet to come: onto the disk, as they are hundreds of megabytes.
+
+        Raises VeilfedError(RATE_LIMITED) while the institution sends others.
+        """
+        if institution in self._uploading:
+            raise VeilfedError(Code.RATE_LIMITED, f"{institution} is sending keys already")
+        self._uploading.add(institution)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                async for request in requests:
-                    count += 1
-                    if count > most or request.HasField("start"):
-                        raise VeilfedError(Code.PROTOCOL_VIOLATION, f"more than the {most} messages of all keys")
-                    await asyncio.to_thread(_append, file, request)
-            if not count:
-                raise VeilfedError(Code.NOT_FOUND, "there are no keys of this name", "Send all keys, under a new name.")
-            # Not beside a pass: both have hundreds of megabytes of keys in memory.
-            async with self._turn.lock:
-                return await asyncio.to_thread(self._sessions.keep, institution, keys, received)
+            place = self._sessions.place(institution, keys)
+            descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".", suffix=".tmp")
+            received, count = Path(name), 0
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    async for request in requests:
+                        count += 1
+                        self._check_part(request, count)
+                        await asyncio.to_thread(_append, file, request)
+                if not count:
+                    raise VeilfedError(
+                        Code.NOT_FOUND, "there are no keys of this name", "Send all keys, under a new name."
+                    )
+                async with self._reading:
+                    return await asyncio.to_thread(self._sessions.keep, institution, keys, received)
+            finally:
+                await asyncio.to_thread(received.unlink, missing_ok=True)
         finally:
-            await asyncio.to_thread(received.unlink, missing_ok=True)
+            self._uploading.remove(institution)
+
+    def _check_part(self, request: OpenSessionRequest, count: int) -> None:
+        """Raises VeilfedError(PROTOCOL_VIOLATION) for more, or longer ones, than keys have."""
+        basis = self._served.basis
+        most = 1 + (len(self._rotations) + 1) * basis.special
+        longest = packed_bytes(1, len(basis.primes), basis)
+        size = max(len(request.digit.residues), len(request.public_key.residues))
+        if count > most or request.HasField("start") or size > longest:
+            raise VeilfedError(Code.PROTOCOL_VIOLATION, f"more than the {most} messages of all keys, or longer ones")
 
     async def Forward(  # noqa: N802
         self,
@@ -156,38 +175,51 @@ class BlocksService(EncryptedBlocksServicer):
     ) -> AsyncIterator[ForwardResponse]:
         institution = peer().institution
         requests = aiter(request_iterator)
-        first = await anext(requests, ForwardRequest())
+        first = await anext(aiter(moving(requests, "Forward", self._stall_seconds)), ForwardRequest())
         if not first.HasField("start"):
             raise VeilfedError(Code.PROTOCOL_VIOLATION, "Forward begins with its start")
         start = first.start
+        session = await asyncio.to_thread(self._sessions.find, institution, start.session)
         async with self._my_turn(institution) as turns:
+            folder = await self._pass(institution, start.pass_id, session)
             async for progress in turns:
                 yield progress
-            # Read in its turn: the session may have expired meanwhile, and its keys are large.
-            keys = await asyncio.to_thread(self._sessions.keys, institution, start.session)
-            folder = await self._pass(institution, start)
+            keys = await self._keys(institution, session)
             exchange = Exchange(requests, self._served.basis, self._stall_seconds)
             log.info("pass", institution=institution, folder=folder.path.name[:8], halves=folder.halves)
             work = partial(run_pass, self._served, keys, folder, frozenset(start.have), exchange)
-            async for response in exchange.responses(work):
-                yield response
+            # Closed before the turn is given away: its thread goes on until it notices.
+            async with aclosing(exchange.responses(work)) as responses:
+                async for response in responses:
+                    yield response
 
-    async def _pass(self, institution: str, start: ForwardStart) -> PassFolder:
+    async def _keys(self, institution: str, session: Session) -> Keys:
+        """Those of a session. Waits for the thread that reads them, also when nobody wants them any more."""
+        async with self._reading:
+            reading = asyncio.create_task(asyncio.to_thread(self._sessions.keys, institution, session))
+            try:
+                return await asyncio.shield(reading)
+            finally:
+                await asyncio.wait({reading})
+
+    async def _pass(self, institution: str, name: str, session: Session) -> PassFolder:
         """The pass that goes on, or a new one, which is charged.
 
-        All samples that there is room for are charged: how many there are is encrypted.
+        All samples that there is room for are charged: how many there are is encrypted. Raises
+        VeilfedError(INPUT_INVALID) for a pass under other keys.
         """
-        name = start.pass_id
         found = await asyncio.to_thread(self._passes.find, institution, name)
         if found is not None:
+            if await asyncio.to_thread(lambda: found.keys) != session.keys:
+                raise VeilfedError(Code.INPUT_INVALID, "the pass is under other keys", "Begin a new one.")
             return found
         charge = await asyncio.to_thread(self._gate.charge, institution, self._served.diagonals.samples)
         await asyncio.sleep(charge.wait_seconds)
-        return await asyncio.to_thread(self._passes.begin, institution, name, self._released)
+        return await asyncio.to_thread(self._passes.begin, institution, name, session.keys, self._released)
 
     @asynccontextmanager
     async def _my_turn(self, institution: str) -> AsyncIterator[AsyncIterator[ForwardResponse]]:
-        """The turn to compute; until it has come, what is to be said while waiting.
+        """The turn to compute, from when what it gives is gone through: what is to be said while waiting.
 
         Raises VeilfedError(RATE_LIMITED) where a pass of the institution is under way or waiting.
         """
@@ -195,20 +227,22 @@ class BlocksService(EncryptedBlocksServicer):
         if institution in turn.waiting:
             raise VeilfedError(Code.RATE_LIMITED, f"{institution} has a pass under way; one at a time is computed")
         turn.waiting.append(institution)
-        acquiring = asyncio.create_task(turn.lock.acquire())
+        acquiring: list[asyncio.Task[Any]] = []
 
         async def waiting() -> AsyncIterator[ForwardResponse]:
-            while not (await asyncio.wait({acquiring}, timeout=TELL_SECONDS))[0]:
+            acquiring.append(asyncio.create_task(turn.lock.acquire()))
+            while not (await asyncio.wait(acquiring, timeout=TELL_SECONDS))[0]:
                 yield ForwardResponse(progress=PassProgress(waiting=turn.waiting.index(institution)))
 
         try:
             yield waiting()
         finally:
             turn.waiting.remove(institution)
-            acquiring.cancel()
-            with suppress(asyncio.CancelledError):
-                if await acquiring:
-                    turn.lock.release()
+            for task in acquiring:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    if await task:
+                        turn.lock.release()
 
 
 def _append(file: BinaryIO, request: OpenSessionRequest) -> None:

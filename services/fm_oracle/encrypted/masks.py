@@ -56,16 +56,17 @@ def hide(x: Ciphertexts, public_key: Float, basis: Basis) -> tuple[Ciphertexts, 
     return fresh, masks
 
 
-def flood(x: Ciphertexts, public_key: Float, basis: Basis) -> Ciphertexts:
-    """What the agent gets of a released output: one limb, fresh randomness, and noise in the plaintext besides.
+def flood(fresh: Ciphertexts, basis: Basis) -> Ciphertexts:
+    """What the agent gets of a released output, which must come from a refresh: one limb, and noise in the plaintext.
 
+    After a refresh both components are the agent's own but for the mask, so they hold the plaintext and nothing else.
     The noise of the arithmetic depends on what was computed; uniform noise of a hundred times its size hides it to that
     degree, and no further.
     """
-    fresh = rerandomise(x.at(1), public_key, basis)
-    bound = 1 << (round(math.log2(x.scale)) - FLOOD_BELOW_SCALE)
-    basis.each(_flood, ((values[0], bound, basis) for values in fresh.values))
-    return fresh
+    out = fresh.at(1)
+    bound = 1 << (round(math.log2(out.scale)) - FLOOD_BELOW_SCALE)
+    basis.each(_flood, ((values[0], bound, basis) for values in out.values))
+    return out
 
 
 def _flood(values: Float, bound: int, basis: Basis) -> None:

@@ -19,7 +19,7 @@ from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
 from veilfed.v1.encrypted_pb2 import CiphertextBatch, EvaluationKeyDigit
 
-__all__ = ["Expected", "ciphertext_messages", "key_messages", "read_ciphertexts", "read_keys"]
+__all__ = ["Expected", "ciphertext_messages", "key_messages", "public_seed", "read_ciphertexts", "read_keys"]
 
 # What a message has besides its residues.
 FRAME_BYTES = 4096
@@ -29,11 +29,13 @@ MAX_SCALE_BITS = 400
 
 @dataclass(frozen=True)
 class Expected:
-    """What a receiver is ready for."""
+    """What a receiver is ready for. `seeded`: second components must follow from a seed, from `seed` if it is given."""
 
     count: int
     limbs: int
     components: int = 2
+    seeded: bool = False
+    seed: bytes | None = None
 
 
 def ciphertext_messages(
@@ -137,7 +139,16 @@ def _same_parameters(digest: str, basis: Basis) -> None:
         )
 
 
+def public_seed(keys: str) -> bytes:
+    """What the second component of the public key with this name follows from: nobody's choice."""
+    return hashlib.sha256(b"veilfed public key\0" + keys.encode()).digest()
+
+
 def _as_expected(message: CiphertextBatch, expected: Expected) -> None:
+    if expected.seeded and not message.seed:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, "ciphertexts whose second components do not follow from a seed")
+    if expected.seed is not None and message.seed != expected.seed:
+        raise VeilfedError(Code.PROTOCOL_VIOLATION, "a public key that was not made from the name of its keys")
     if message.limbs != expected.limbs:
         raise VeilfedError(
             Code.INPUT_INVALID, f"ciphertexts of the wrong level: {message.limbs} limbs, expected {expected.limbs}"
