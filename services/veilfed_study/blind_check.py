@@ -5,12 +5,13 @@ the engine's own arithmetic. Both go through all rounds of the job, with the rea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from client_agent.cache import key_of
 from client_agent.config import AgentConfig
@@ -20,7 +21,9 @@ from client_agent.encrypted.outputs import OutputStore
 from client_agent.trainers import method_for
 from fm_oracle.distill.export import plain_streams
 from fm_oracle.distill.package import StudentPackage
+from fm_oracle.distill.probe import fit_probe
 from fm_oracle.distill.teacher import Batch
+from fm_oracle.models.base import Model
 from veilfed.config import load_config
 from veilfed.errors import Code, VeilfedError
 from veilfed.jobs import BlindfedStrategy, JobSpec, parse_job
@@ -34,15 +37,12 @@ __all__ = ["compared"]
 PIECE = 64
 
 
-@dataclass(frozen=True)
-class _Institution:
-    samples: Samples
-    keys: list[str]
-    store: OutputStore
-
-
-def compared(student_file: Path, spec_file: Path, agents: Mapping[str, Path]) -> dict[str, Any]:
+def compared(
+    student_file: Path, spec_file: Path, agents: Mapping[str, Path], teacher: Model[Any] | None = None
+) -> dict[str, Any]:
     """What `veilfed study blind-check` prints; `agents` are the institutions' configurations by name.
+
+    With the student's `teacher` there is a probe on its embeddings too.
 
     `model_sha256` is of the published model's bytes as they follow from the decrypted features. Raises VeilfedError.
     """
@@ -51,6 +51,7 @@ def compared(student_file: Path, spec_file: Path, agents: Mapping[str, Path]) ->
     if not isinstance(strategy, BlindfedStrategy):
         raise VeilfedError(Code.JOB_INVALID, f"{spec_file}: not a job on encrypted blocks")
     student, version = StudentPackage.load(student_file), digest(student_file.read_bytes())
+    embedded = {}
     blind, plain, largest, span = {}, {}, 0.0, 0.0
     for name, path in agents.items():
         config = load_config(AgentConfig, path)
@@ -65,8 +66,28 @@ def compared(student_file: Path, spec_file: Path, agents: Mapping[str, Path]) ->
         span = max(span, float(np.abs(clear).max()))
         largest = max(largest, float(np.abs(decrypted - clear).max()))
         labels = class_indices(samples.labels, strategy.classes)
+        if teacher is not None:
+            embedded[name] = Domain(samples, teacher.embed(list(samples.inputs)), labels)
         blind[name], plain[name] = Domain(samples, decrypted, labels), Domain(samples, clear, labels)
-    return {**_agreement(spec, blind, plain), "largest_difference": largest, "range": span}
+    pooled = {name: _pooled(domain, strategy.dimension) for name, domain in plain.items()}
+    found = {**_agreement(spec, blind, plain), "acc_linear_probe": _probed(spec, pooled)}
+    if teacher is not None:
+        found["acc_teacher"] = _probed(spec, embedded)
+    return {**found, "largest_difference": largest, "range": span}
+
+
+def _pooled(domain: Domain, dimension: int) -> Domain:
+    """The mean over tokens of the last released output, in the place of all outputs."""
+    mask, last = domain.features[..., :1], domain.features[..., -dimension:]
+    return replace(domain, features=(last * mask).sum(axis=1) / mask.sum(axis=1))
+
+
+def _probed(spec: JobSpec, domains: Mapping[str, Domain]) -> float:
+    """Held-out accuracy of one linear classifier on all institutions' training rows together."""
+    parts = split_parts(domains, spec.strategy.classes, spec.seed).values()
+    features, labels = (np.concatenate(one) for one in zip(*(part.training for part in parts), strict=True))
+    held, truth = (np.concatenate(one) for one in zip(*(part.evaluation for part in parts), strict=True))
+    return fit_probe(features, labels, len(spec.strategy.classes)).accuracy(held, truth)
 
 
 def _agreement(spec: JobSpec, blind: Mapping[str, Domain], plain: Mapping[str, Domain]) -> dict[str, Any]:
@@ -74,6 +95,7 @@ def _agreement(spec: JobSpec, blind: Mapping[str, Domain], plain: Mapping[str, D
     method = method_for(spec.strategy)
     guesses, accuracies, models = [], [], []
     parts: Parts = {}
+    truths: list[NDArray[np.int64]] = []
     for domains in (blind, plain):
         parts = split_parts(domains, spec.strategy.classes, spec.seed)
         model = last_model(spec, parts)
@@ -82,9 +104,12 @@ def _agreement(spec: JobSpec, blind: Mapping[str, Domain], plain: Mapping[str, D
         truth = [part.evaluation[1] for part in parts.values()]
         accuracies.append([float((a == b).mean()) for a, b in zip(held, truth, strict=True)])
         guesses.append(np.concatenate(held))
+        truths = truth
     return {
         "agree_top1": float((guesses[0] == guesses[1]).mean()),
         "held_out": len(guesses[0]),
+        "acc_blind": float((guesses[0] == np.concatenate(truths)).mean()),
+        "acc_plain_losa": float((guesses[1] == np.concatenate(truths)).mean()),
         "accuracy_blind": dict(zip(parts, accuracies[0], strict=True)),
         "accuracy_plain": dict(zip(parts, accuracies[1], strict=True)),
         "model_sha256": models[0],

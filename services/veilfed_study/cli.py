@@ -277,10 +277,13 @@ def blind_check(
     as_json: output.Json = False,
 ) -> None:
     """Compares a job on encrypted blocks with the same job in the clear, from the agents' own files."""
+    from fm_oracle.distill.package import StudentPackage  # noqa: PLC0415
+    from fm_oracle.models import registry  # noqa: PLC0415
     from veilfed_study.blind_check import compared  # noqa: PLC0415
 
     pairs = [one.partition("=") for one in agent]
-    found = compared(student, job, {name: Path(path) for name, _, path in pairs})
+    teacher = registry.load(StudentPackage.load(student).shape.kind, packages.default_folder())
+    found = compared(student, job, {name: Path(path) for name, _, path in pairs}, teacher)
     output.result(found, output.table(("figure", "value"), found.items()), as_json)
 
 

@@ -1,5 +1,7 @@
 """`veilfed demo --task blind`: neither the data nor the model is seen by the other side."""
 
+import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +54,29 @@ def demo_blind(folder: Path, packages: Path, rounds: int | None, seed: int) -> d
         **checked,
         # The decrypted features, put through the job once more, give the very model that was published.
         "same_model": checked["model_sha256"] == _published(ended),
+        **_costs(workspace, sent),
         "seconds": watch.document()["total"],
         "seconds_by_stage": watch.document(),
         "bytes_out_per_client": sent,
-        "ledger_ok": True,
+        "ledger_ok": True,  # else `audit` has raised
     }
     _print(document)
     return document
+
+
+def _costs(workspace: BlindWorkspace, sent: dict[str, dict[str, int]]) -> dict[str, float]:
+    """Of a sample and a block, amortised: seconds of both sides by the vendor's log, and bytes that were sent to it."""
+    seconds, begun = 0.0, 0.0
+    for line in workspace.log("vendor").with_suffix(".err").read_text().splitlines():
+        record = json.loads(line)
+        at = datetime.fromisoformat(record["timestamp"]).timestamp()
+        if record["event"] == "pass":
+            begun = at
+        elif record["event"] == "half of a block":
+            seconds, begun = seconds + at - begun, at
+    done = BLIND.blocks * sum(config["limit"] for config in BLIND.domains.values())
+    upload = sum(counts["ciphertexts"] for counts in sent.values())
+    return {"s_per_sample_block": round(seconds / done, 4), "bytes_per_sample_block": round(upload / done)}
 
 
 def _published(ended: GetJobResponse) -> str:
@@ -98,6 +116,18 @@ def _print(document: dict[str, Any]) -> None:
     output.say(
         f"The same class for {100 * document['agree_top1']:.1f} % of {document['held_out']} texts; outputs differ by"
         f" {document['largest_difference']:.2g} at most, of {document['range']:.3g}."
+    )
+    output.say(
+        f"Linear probes of all rows together: {100 * document['acc_linear_probe']:.1f} % on the last released output,"
+        f" {100 * document['acc_teacher']:.1f} % on the teacher's embedding."
+    )
+    keys, texts = (
+        sum(counts[purpose] for counts in document["bytes_out_per_client"].values())
+        for purpose in ("evaluation_keys", "ciphertexts")
+    )
+    output.say(
+        f"The vendor has seen {keys:,} bytes of keys and {texts:,} bytes of ciphertexts, and no text. The institutions"
+        f" have seen the outputs of the blocks {document['released']}, and no weight. The coordinator has seen sums."
     )
     purposes = sorted({purpose for counts in document["bytes_out_per_client"].values() for purpose in counts})
     rows = [
