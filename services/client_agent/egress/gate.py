@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -24,11 +23,12 @@ from client_agent.egress import content, flow
 from client_agent.egress.content import Allowed, Content
 from client_agent.egress.flow import Flow
 from client_agent.egress.policy import EgressPolicy, Purpose
+from client_agent.egress.receipts import ReceiptKeeper
 from client_agent.egress.rules import Refused, check_form, find_rule, role_for
 from client_agent.egress.spending import CHARGE, PrivacySpent, Spent
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity.names import Identity, Role
-from veilfed.ledger import Audit, Head, Ledger, Record, SignedHead, read, receipts_path
+from veilfed.ledger import Audit, Head, Ledger, Record, read, receipts_path
 from veilfed.privacy import Release
 from veilfed.v1.aggregator_pb2 import LedgerHead, Receipt, WorkRequest
 from veilfed.v1.tensor_pb2 import Artifact
@@ -40,9 +40,6 @@ Sent = TypeVar("Sent", bound=Message)
 
 # As many rounds as the protocol can number.
 ANY_ROUND = 2**32 - 1
-
-MAX_JOB_ID = 128
-MAX_REMEMBERED = 4096
 
 # Records of these purposes reach the disk before their message leaves: the aggregator may countersign the head.
 _DURABLE = frozenset({Purpose.UPDATE, Purpose.EVALUATION, Purpose.EMBED, Purpose.PROMPT_GRADIENT})
@@ -89,14 +86,11 @@ class EgressGate:
         self.policy = policy
         self.identity = identity
         self.aggregator = aggregator
-        self._bundle = bundle_pem
         self._spent = Spent()
         self._privacy = PrivacySpent(policy.privacy)
         # What others have sent, as of this start.
         self._inputs_beside = _inputs(beside) if policy.max_embeddings is not None else 0
         self._allowed: dict[str, Allowed] = {}
-        # Receipts that were kept last.
-        self._kept: dict[SignedHead, None] = {}
         # Messages that were admitted and are not sent yet, by their id().
         self._ahead: dict[int, _Ahead] = {}
         self._lock = threading.RLock()
@@ -119,6 +113,7 @@ class EgressGate:
                 raise VeilfedError(
                     Code.FILE_UNUSABLE, f"{ledger}: the ledger of {self._spent.identity}", "Name another file."
                 )
+            self._keeper = ReceiptKeeper(self._ledger, self._receipts, identity, aggregator, bundle_pem)
             start = {"kind": "start", "identity": str(identity), "policy": policy.model_dump(mode="json")}
             self._ledger.append(start)
             if policy.raw_data_to_other_zone:
@@ -360,47 +355,7 @@ class EgressGate:
         Returns for each receipt None, or a PROTOCOL_VIOLATION when the signature is not the aggregator's or the head
         is not this ledger's past; that is recorded too. Raises VeilfedError(FILE_UNUSABLE).
         """
-        outcomes: list[VeilfedError | None] = []
-        kept = []
-        for receipt in receipts:
-            head = Head(receipt.ledger_head.records, receipt.ledger_head.sha256)
-            signed = SignedHead(
-                str(self.identity), receipt.job_id, receipt.round, head, receipt.signature, receipt.certificate_pem
-            )
-            try:
-                self._check_receipt(signed)
-            except VeilfedError as error:
-                self._ledger.append(
-                    {"kind": "receipt_refused", "job": signed.job_id[:128], "reason": error.message[:500]}
-                )
-                outcomes.append(VeilfedError(Code.PROTOCOL_VIOLATION, error.message))
-            else:
-                outcomes.append(None)
-                if signed not in self._kept and signed not in kept:  # sent again, it says nothing new
-                    kept.append(signed)
-        if kept:
-            self._ledger.sync(max(signed.head.records for signed in kept))
-            # First beside, then in the ledger: a receipt in the ledger without its copy means that the copy was cut.
-            for signed in kept:
-                self._receipts.append(signed.fields())
-            self._receipts.sync()
-            for signed in kept:
-                self._ledger.append(signed.fields())
-                self._kept[signed] = None
-            while len(self._kept) > MAX_REMEMBERED:
-                del self._kept[next(iter(self._kept))]
-        return outcomes
-
-    def _check_receipt(self, signed: SignedHead) -> None:
-        """Raises VeilfedError(LEDGER_BROKEN)."""
-        if len(signed.job_id) > MAX_JOB_ID:
-            raise VeilfedError(Code.LEDGER_BROKEN, "the receipt names no job")
-        # Else a false head, once it were kept, would make a sound ledger look broken.
-        if not self._ledger.holds(signed.head):
-            raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: the ledger never stood at that head")
-        signer = signed.check(self._bundle, datetime.now(UTC))
-        if signer != self.aggregator:
-            raise VeilfedError(Code.LEDGER_BROKEN, f"{signed}: signed by {signer}, not by {self.aggregator}")
+        return self._keeper.record(receipts)
 
     def note(self, kind: str, text: str) -> None:
         """Records an event that is no message, such as an approval; nothing private."""
