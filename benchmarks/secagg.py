@@ -16,16 +16,15 @@ after four minutes of the processor: its Shamir sharing is in Python); masks com
 is not exact; keys are not signed, and nobody confirms who survived. It keeps all vectors in memory, so it is not run
 for R with 1,000 institutions (`seconds_ratio` null).
 
-Four runs on a busy machine of two cores, one for each row and one for R with 1,000 institutions; ours / peer in
-processor time, and bytes of an upload of ours in the ring and of both as floats:
+One run beside other work on two cores; ours / peer in processor time, and bytes of an upload of ours in the ring and of
+both as floats:
 
     institutions   10 x 768                                        R
-    8              0.16   1.03 in the ring, 2.06 and 2.19          0.39   1.0004 in the ring, 2.00 and 1.00
-    100            0.81   1.24 in the ring, 2.47 and 2.21          2.4    1.003 in the ring, 2.01 and 1.00
-    1,000          5.0    1.36 in the ring, 2.72 and 2.21          -      1.005 in the ring, 2.01
+    8              0.09   1.03 in the ring, 2.06 and 2.19          0.39   1.0004 in the ring, 2.00 and 1.00
+    100            0.76   1.24 in the ring, 2.47 and 2.21          2.5    1.003 in the ring, 2.01 and 1.00
+    1,000          4.0    1.37 in the ring, 2.74 and 2.21          -      1.005 in the ring, 2.01
 
-R with 1,000 institutions took 576 s of the processor, with blocks of 2^14 elements; the others had 2^12. All sums are
-identical. With 8 institutions both have the same number of holders; beyond, ours has 11 to 16 times as
+R with 1,000 institutions took 605 s of the processor. All sums are identical. With 8 institutions both have the same number of holders; beyond, ours has 11 to 16 times as
 many, and pays for them. An element of R is 16 bytes under our masks and 8 at the peer, which has 20 bits of it.
 
 What dominates ours, in processor time on a busy machine of two cores:
