@@ -24,8 +24,9 @@ both as floats:
     100            0.76   1.24 in the ring, 2.47 and 2.21          2.5    1.003 in the ring, 2.01 and 1.00
     1,000          4.0    1.37 in the ring, 2.74 and 2.21          -      1.005 in the ring, 2.01
 
-R with 1,000 institutions took 605 s of the processor. All sums are identical. With 8 institutions both have the same number of holders; beyond, ours has 11 to 16 times as
-many, and pays for them. An element of R is 16 bytes under our masks and 8 at the peer, which has 20 bits of it.
+R with 1,000 institutions took 605 s of the processor. All sums are identical. With 8 institutions both have the same
+number of holders; beyond, ours has 11 to 16 times as many, and pays for them. An element of R is
+16 bytes under our masks and 8 at the peer, which has 20 bits of it.
 
 What dominates ours, in processor time on a busy machine of two cores:
 
