@@ -51,7 +51,7 @@ def polynomial(basis: Basis, integers: list[int], limbs: int) -> Any:
     return out
 
 
-@pytest.mark.parametrize("shift", [0, 1, 7, 20])
+@pytest.mark.parametrize("shift", [0, 1, 7, 20, 49, 62])
 def test_lifting_keeps_the_integers(shift: int) -> None:
     basis = Basis(Parameters(13, (25, 25, 27, 27), 48, 20))
     half = basis.primes[0] * basis.primes[1] // 2

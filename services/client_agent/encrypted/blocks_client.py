@@ -28,9 +28,8 @@ from client_agent.encrypted.conversation import Conversation, conversing
 from client_agent.encrypted.running import RunningPass
 from client_agent.encrypted.vault import Vault
 from veilfed.ckks.basis import Basis
-from veilfed.ckks.lifting import MAX_SHIFT
 from veilfed.ckks.messages import Expected, ciphertext_messages, key_messages, public_seed, read_ciphertexts
-from veilfed.ckks.parameters import Parameters
+from veilfed.ckks.parameters import MAX_SHIFT, Parameters
 from veilfed.ckks.samples import Arranged, arrange, token_features
 from veilfed.ckks.sampling import SEED_BYTES
 from veilfed.ckks.transform import Float

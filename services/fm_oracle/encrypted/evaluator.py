@@ -207,7 +207,7 @@ class Evaluator(Operations[Ciphertexts]):
         return linear_layer(layer, x, self.basis)
 
     def refresh(self, x: Ciphertexts, largest: float, shift: int, limbs: int | None = None) -> Ciphertexts:
-        limbs = self.refreshed_limbs(x, largest, limbs)
+        limbs = self.refreshed_limbs(x, largest, shift, limbs)
         out = np.empty((len(x), 2, limbs, self.basis.n))
         # A part at a time: both sides hold several copies of what is on its way.
         for start in range(0, len(x), REFRESHED_TOGETHER):

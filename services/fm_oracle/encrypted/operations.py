@@ -13,7 +13,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilfed.ckks.parameters import Parameters
+from veilfed.ckks.parameters import MAX_SHIFT, Parameters
 from veilfed.errors import Code, VeilfedError
 
 __all__ = ["EXACT_BITS", "MARGIN_BITS", "SAME_SCALE", "B", "Batch", "Layer", "Operations"]
@@ -149,11 +149,14 @@ class Operations(ABC, Generic[B]):
         scaled = self.times(x, [constant] * len(x), scale)
         return self.refresh(scaled, largest, CONSTANT_BITS)
 
-    def refreshed_limbs(self, x: B, largest: float, limbs: int | None) -> int:
+    def refreshed_limbs(self, x: B, largest: float, shift: int, limbs: int | None) -> int:
         """The limbs that a refresh gives.
 
-        Raises VeilfedError(INPUT_INVALID) where there are fewer, and where the modulus of x is too small to hide it.
+        Raises VeilfedError(INPUT_INVALID) where there are fewer, where the modulus of x is too small to hide it, and
+        for a shift that nobody can do.
         """
+        if not 0 <= shift <= MAX_SHIFT:
+            raise VeilfedError(Code.INPUT_INVALID, f"a refresh that shifts by {shift} bits; {MAX_SHIFT} are possible")
         limbs = self.parameters.limbs if limbs is None else limbs
         if not x.limbs <= limbs <= self.parameters.limbs:
             raise VeilfedError(

@@ -79,5 +79,5 @@ class PlainEvaluator(Operations[Slots]):
         return replace(x, values=(layer.integers / layer.scale) @ x.values, scale=x.scale * layer.scale)
 
     def refresh(self, x: Slots, largest: float, shift: int, limbs: int | None = None) -> Slots:
-        limbs = self.refreshed_limbs(x, largest, limbs)
+        limbs = self.refreshed_limbs(x, largest, shift, limbs)
         return replace(x, scale=x.scale / 2**shift, limbs=limbs)

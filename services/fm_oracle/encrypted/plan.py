@@ -124,7 +124,7 @@ class Planner(Operations[Shape]):
         return self._done(out, multiply_adds=count * fan_in * x.components * x.limbs)
 
     def refresh(self, x: Shape, largest: float, shift: int, limbs: int | None = None) -> Shape:
-        limbs = self.refreshed_limbs(x, largest, limbs)
+        limbs = self.refreshed_limbs(x, largest, shift, limbs)
         out = replace(x, scale=x.scale / 2**shift, limbs=limbs)
         return self._done(out, refreshed=x.count)
 

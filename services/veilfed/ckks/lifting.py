@@ -10,14 +10,14 @@ from numba import njit
 
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.kernels import multiply, reduce, scale_difference
-from veilfed.ckks.parameters import balanced
+from veilfed.ckks.parameters import MAX_SHIFT, balanced
 from veilfed.ckks.transform import Float, forward, inverse
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["MAX_SHIFT", "lift"]
+__all__ = ["lift"]
 
-# What is taken from a residue must leave the difference an exact double.
-MAX_SHIFT = 48
+# What is taken from a residue must leave the difference an exact double: beyond this it is reduced before.
+SMALL_SHIFT = 48
 
 
 def lift(values: Float, limbs: int, basis: Basis, shift: int = 0) -> Float:
@@ -93,7 +93,7 @@ def _lift(
 ) -> None:
     """One polynomial. `remainders[j, i]` is prime i modulo prime j, `halves[j]` is 2^-shift modulo it."""
     low, n = values.shape
-    digits, residue, rest = np.empty((low, n)), np.empty(n), np.empty(n)
+    digits, residue, rest, less = np.empty((low, n)), np.empty(n), np.empty(n, np.int64), np.empty(n)
     _mixed_radix(values, digits, inverses, tables, q, p)
     _modulo_power(digits, shift, whole, rest)
     for j in range(out.shape[0]):
@@ -101,5 +101,7 @@ def _lift(
             out[j] = values[j]
             continue
         _modulo_prime(digits, remainders[j], residue, q[j], p[j])
-        scale_difference(residue, rest, halves[j], q[j], p[j])
+        for k in range(n):
+            less[k] = np.float64(rest[k] if shift <= SMALL_SHIFT else rest[k] % np.int64(q[j]))
+        scale_difference(residue, less, halves[j], q[j], p[j])
         forward(residue, out[j].reshape(16, n // 16), tables[0][j], tables[1][j], q[j], p[j])

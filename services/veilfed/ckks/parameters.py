@@ -14,6 +14,8 @@ MAX_LOG_MODULUS = {10: 27, 11: 54, 12: 109, 13: 218, 14: 438, 15: 881}
 
 # Above, the sums of veilfed.ckks.kernels would leave the integers that doubles hold exactly.
 MAX_PRIME_BITS = 48
+# Bits that a refresh takes from integers at most: so many fit a signed word of 64.
+MAX_SHIFT = 62
 MIN_PRIME_BITS = 25
 
 
