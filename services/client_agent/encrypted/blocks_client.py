@@ -73,8 +73,8 @@ MAX_REFRESHED = 256
 MAX_DIMENSION, MAX_BLOCKS, MAX_ROTATIONS = 8192, 256, 256
 # Of a student that this software computes.
 MAX_HEADS = 64
-# Outputs are rounded to this, about the noise that they come with, so that less can be planted in them.
-OUTPUT_STEP = 2.0**-10
+# Outputs are rounded to this, so that less can be planted in them: a quarter of the noise that they come with.
+OUTPUT_STEP = 2.0**-12
 # Noise, and what polynomials leave, take outputs a little beyond their range.
 ROOM = 1.1
 

@@ -184,7 +184,8 @@ def job(workspace: BlindWorkspace, rounds: int, seed: int) -> JobSpec:
                 "classes": list(workspace.task.classes),
                 "rank": 16,
                 "alpha": 0.3,
-                "rate": 0.1,
+                # At 0.1 training is so unsteady that the noise of encryption changes which texts are right.
+                "rate": 0.03,
                 "epochs": 5,
                 "batch_size": 32,
                 **student,

@@ -146,7 +146,11 @@ class OpenSessionRequest(_message.Message):
     @_builtins.property
     def start(self) -> Global___SessionStart: ...
     @_builtins.property
-    def public_key(self) -> _encrypted_pb2.CiphertextBatch: ...
+    def public_key(self) -> _encrypted_pb2.CiphertextBatch:
+        """An encryption of zero. Its second component follows from the name of the keys: an institution that could choose it
+        would see through what it hides.
+        """
+
     @_builtins.property
     def digit(self) -> _encrypted_pb2.EvaluationKeyDigit: ...
     def __init__(
