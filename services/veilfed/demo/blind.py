@@ -88,7 +88,12 @@ class BlindWorkspace(Workspace):
         document = {
             "identity": _paths(folder / "identity"),
             "aggregator": {"address": aggregator, "identity": str(self.aggregator)},
-            "encrypted": {"address": vendor, "identity": str(self.vendor), "inputs": str(self.inputs)},
+            "encrypted": {
+                "address": vendor,
+                "identity": str(self.vendor),
+                "inputs": str(self.inputs),
+                "threads": 2,  # the vendor waits meanwhile
+            },
             "data": self.task.domains[institution.name],
             "state": str(folder / "state"),
             "packages": str(packages),
