@@ -25,7 +25,7 @@ from veilfed.identity.names import Identity, Role
 from veilfed.rpc.channel import open_channel, translated
 from veilfed.rpc.roles import ROLES
 from veilfed.rpc.server import create_server, peer
-from veilfed.v1 import aggregator_pb2, enrollment_pb2, oracle_pb2
+from veilfed.v1 import aggregator_pb2, blocks_pb2, enrollment_pb2, oracle_pb2
 from veilfed.v1.aggregator_pb2 import ListJobsRequest, ListJobsResponse
 from veilfed.v1.aggregator_pb2_grpc import JobServiceServicer, JobServiceStub, add_JobServiceServicer_to_server
 
@@ -218,7 +218,7 @@ def test_a_taken_port_is_a_typed_error(federation: Federation) -> None:
 def test_every_rpc_of_the_protos_has_its_roles() -> None:
     rpcs = {
         f"/{service.full_name}/{method.name}"
-        for file in (aggregator_pb2, oracle_pb2, enrollment_pb2)
+        for file in (aggregator_pb2, blocks_pb2, oracle_pb2, enrollment_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
