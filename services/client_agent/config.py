@@ -47,13 +47,11 @@ class AggregatorEndpoint(Strict):
         return self
 
 
-class OracleEndpoint(Strict):
-    """The model owner's service, sealed, in the institution's own zone."""
+class _OracleAt(Strict):
+    """An oracle, wherever it is."""
 
     address: Address
     identity: ServerIdentity
-    # The root certificate of the institution's own zone: the only one that this channel trusts.
-    root: Path
 
     @model_validator(mode="after")
     def _role(self) -> Self:
@@ -62,21 +60,20 @@ class OracleEndpoint(Strict):
         return self
 
 
-class EncryptedConfig(Strict):
+class OracleEndpoint(_OracleAt):
+    """The model owner's service, sealed, in the institution's own zone."""
+
+    # The root certificate of the institution's own zone: the only one that this channel trusts.
+    root: Path
+
+
+class EncryptedConfig(_OracleAt):
     """The model owner's service on ciphertexts, in the owner's zone: it sees ciphertexts alone."""
 
-    address: Address
-    identity: ServerIdentity
     # What the owner has published to prepare inputs with.
     inputs: Path
     # Threads of encryption and decryption.
     threads: int = Field(default=1, ge=1, le=256)
-
-    @model_validator(mode="after")
-    def _role(self) -> Self:
-        if self.identity.role is not Role.ORACLE:
-            raise ValueError("identity: not that of an oracle")
-        return self
 
 
 class SecureAggregationConfig(Strict):

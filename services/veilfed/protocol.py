@@ -17,3 +17,6 @@ MAX_ARTIFACT_BYTES = 1024**3
 
 # Most prompt tokens in one request to an oracle: each makes every input longer by one token.
 MAX_PROMPTS = 64
+
+# The file that a model's owner publishes to prepare encrypted inputs with.
+INPUTS_FORMAT = "veilfed inputs 1"

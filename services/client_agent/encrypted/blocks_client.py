@@ -30,7 +30,7 @@ from client_agent.encrypted.vault import Vault
 from veilfed.ckks.basis import Basis
 from veilfed.ckks.messages import Expected, ciphertext_messages, key_messages, public_seed, read_ciphertexts
 from veilfed.ckks.parameters import MAX_SHIFT, Parameters
-from veilfed.ckks.samples import Arranged, arrange, token_features
+from veilfed.ckks.samples import Arranged, arrange, token_features, with_places
 from veilfed.ckks.sampling import SEED_BYTES
 from veilfed.ckks.transform import Float
 from veilfed.errors import Code, VeilfedError
@@ -239,10 +239,7 @@ class BlocksClient:
 
 def _arranged(samples: Sequence[Real], card: DescribeStudentResponse, indicators: int) -> Arranged:
     arranged = arrange(samples, card.tokens, card.samples)
-    if not indicators:
-        return arranged
-    places = np.repeat(np.eye(indicators, card.tokens), card.samples, axis=1) * arranged.mask
-    return Arranged(np.concatenate([arranged.channels, places]), arranged.mask, arranged.padding)
+    return with_places(arranged, indicators, card.samples) if indicators else arranged
 
 
 def check_card(card: DescribeStudentResponse) -> None:

@@ -19,12 +19,11 @@ from PIL import Image
 
 from veilfed.errors import Code, VeilfedError
 from veilfed.images import decode, square
+from veilfed.protocol import INPUTS_FORMAT
 
 __all__ = ["Inputs", "load_inputs"]
 
 Real = NDArray[np.float64]
-
-FORMAT = "veilfed inputs 1"
 
 
 class Inputs(ABC):
@@ -89,8 +88,8 @@ def load_inputs(path: Path) -> Inputs:
         with safetensors.safe_open(path, framework="numpy") as file:
             about = json.loads(file.metadata()["inputs"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-        if about["format"] != FORMAT:
-            raise KeyError(FORMAT)
+        if about["format"] != INPUTS_FORMAT:
+            raise KeyError(INPUTS_FORMAT)
         return Texts(about, arrays) if about["modality"] == "text" else Images(about)
     except OSError as error:
         raise VeilfedError(Code.FILE_UNUSABLE, f"{path}: {error.strerror or 'not readable'}") from None

@@ -15,7 +15,7 @@ from fm_oracle.encrypted.model import EncryptedModel, make_block
 from fm_oracle.encrypted.plain import PlainEvaluator, Slots
 from fm_oracle.encrypted.plan import Planner, Shape
 from veilfed.ckks.parameters import Parameters
-from veilfed.ckks.samples import arrange, token_features
+from veilfed.ckks.samples import arrange, token_features, with_places
 from veilfed.errors import Code, VeilfedError
 
 __all__ = [
@@ -62,12 +62,10 @@ def engine_inputs(student: StudentPackage, batch: Batch, diagonals: Diagonals) -
     lengths = batch.mask.sum(dim=1).int().tolist()
     samples = [one[:length].double().numpy() for one, length in zip(batch.features, lengths, strict=True)]
     arranged = arrange(samples, diagonals.tokens, diagonals.samples)
-    features = arranged.channels
     if student.embedding is not None:
-        places = np.repeat(np.eye(student.shape.tokens, diagonals.tokens), diagonals.samples, axis=1)
-        features = np.concatenate([features, places * arranged.mask])
+        arranged = with_places(arranged, student.shape.tokens, diagonals.samples)
     return [
-        (features, PARAMETERS.scale),
+        (arranged.channels, PARAMETERS.scale),
         (arranged.mask, PARAMETERS.scale),
         (arranged.padding, PADDING_SCALE),
     ]

@@ -12,15 +12,14 @@ import safetensors.numpy
 from fm_oracle.distill.teacher import ImageTeacher, Teacher, TextTeacher
 from fm_oracle.models.vit import DEVIATION, MEAN, PATCH
 from veilfed.errors import Code, VeilfedError
+from veilfed.protocol import INPUTS_FORMAT
 
 __all__ = ["published_inputs"]
-
-FORMAT = "veilfed inputs 1"
 
 
 def published_inputs(teacher: Teacher) -> bytes:
     """A safetensors file. Raises VeilfedError(INPUT_INVALID) for a teacher of neither texts nor images."""
-    about: dict[str, Any] = {"format": FORMAT}
+    about: dict[str, Any] = {"format": INPUTS_FORMAT}
     arrays = {"none": np.zeros(1, np.float32)}  # a file without tensors is none
     if isinstance(teacher, TextTeacher):
         bert = teacher.bert

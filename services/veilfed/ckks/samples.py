@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veilfed.errors import Code, VeilfedError
 
-__all__ = ["Arranged", "arrange", "token_features"]
+__all__ = ["Arranged", "arrange", "token_features", "with_places"]
 
 Real = NDArray[np.float64]
 
@@ -52,6 +52,13 @@ def arrange(samples: Sequence[Real], tokens: int, together: int) -> Arranged:
         mask[:length, number] = 1
         padding[:, number] = tokens - length
     return Arranged(channels.reshape(width, -1), mask.reshape(1, -1), padding.reshape(1, -1))
+
+
+def with_places(arranged: Arranged, tokens: int, together: int) -> Arranged:
+    """With a channel more for each of the first `tokens` tokens, which is 1 in that token's slots of real samples."""
+    padded = arranged.mask.size // together
+    places = np.repeat(np.eye(tokens, padded), together, axis=1) * arranged.mask
+    return Arranged(np.concatenate([arranged.channels, places]), arranged.mask, arranged.padding)
 
 
 def token_features(channels: Real, lengths: Sequence[int], together: int) -> list[Real]:

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from veilfed.demo.federation import READY_SECONDS, Federation
 from veilfed.demo.processes import command
 from veilfed.demo.tasks import Task
-from veilfed.demo.workspace import FEDERATION, LOOPBACK, Institution, Workspace
+from veilfed.demo.workspace import FEDERATION, LOOPBACK, Institution, Workspace, tls_paths, write_yaml
 from veilfed.errors import Code, VeilfedError
 from veilfed.identity import enrollment
 from veilfed.identity.authority import CertificateAuthority
@@ -75,18 +73,18 @@ class BlindWorkspace(Workspace):
     def write_vendor(self) -> Path:
         folder = self.vendor_folder
         document = {
-            "identity": _paths(folder / "identity"),
+            "identity": tls_paths(TlsFiles.in_folder(folder / "identity")),
             "listen": LOOPBACK,
             "state": str(folder / "state"),
             "quota": 100_000,
             "encrypted": {"student": str(self.student), "inputs": str(self.inputs)},
         }
-        return _write(folder / "oracle.yaml", document)
+        return write_yaml(folder / "oracle.yaml", document)
 
     def write_blind_agent(self, institution: Institution, packages: Path, aggregator: str, vendor: str) -> Path:
         folder = institution.agent_folder
         document = {
-            "identity": _paths(folder / "identity"),
+            "identity": tls_paths(TlsFiles.in_folder(folder / "identity")),
             "aggregator": {"address": aggregator, "identity": str(self.aggregator)},
             "encrypted": {
                 "address": vendor,
@@ -100,17 +98,7 @@ class BlindWorkspace(Workspace):
             "policy": {"consent": "allow", "strategies": ["blindfed"]},
             "secure_aggregation": {"roster": list(self.task.domains)},
         }
-        return _write(self.agent_config(institution), document)
-
-
-def _paths(folder: Path) -> dict[str, str]:
-    return {name: str(path) for name, path in TlsFiles.in_folder(folder).model_dump().items()}
-
-
-def _write(path: Path, document: dict[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    return path
+        return write_yaml(self.agent_config(institution), document)
 
 
 def _called(*arguments: str | Path) -> Any:

@@ -19,19 +19,19 @@ from veilfed.demo.tasks import Task
 from veilfed.identity.material import TlsFiles
 from veilfed.identity.names import Identity, Role
 
-__all__ = ["FEDERATION", "Institution", "Workspace"]
+__all__ = ["FEDERATION", "Institution", "Workspace", "tls_paths", "write_yaml"]
 
 FEDERATION = "demo.veilfed"
 LOOPBACK = "127.0.0.1:0"
 
 
-def _write(path: Path, document: dict[str, Any]) -> Path:
+def write_yaml(path: Path, document: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return path
 
 
-def _paths(files: TlsFiles) -> dict[str, str]:
+def tls_paths(files: TlsFiles) -> dict[str, str]:
     return {name: str(path) for name, path in files.model_dump().items()}
 
 
@@ -104,10 +104,10 @@ class Workspace:
     def write_aggregator(self) -> Path:
         """The aggregator's configuration; returns its path."""
         folder = self.aggregator_folder
-        return _write(
+        return write_yaml(
             folder / "aggregator.yaml",
             {
-                "identity": _paths(TlsFiles.in_folder(folder / "identity")),
+                "identity": tls_paths(TlsFiles.in_folder(folder / "identity")),
                 "listen": LOOPBACK,
                 "database": f"sqlite:///{folder / 'aggregator.sqlite'}",
                 "artifacts": str(folder / "artifacts"),
@@ -120,8 +120,8 @@ class Workspace:
         It shows a certificate of its own zone and admits clients that the federation's root has signed.
         """
         folder = institution.oracle_folder
-        identity = _paths(TlsFiles.in_folder(folder / "identity"))
-        return _write(
+        identity = tls_paths(TlsFiles.in_folder(folder / "identity"))
+        return write_yaml(
             folder / "oracle.yaml",
             {
                 "identity": identity,
@@ -136,10 +136,10 @@ class Workspace:
     def write_agent(self, institution: Institution, packages: Path, aggregator: str, oracle: str) -> Path:
         """An agent's configuration, once the addresses of its two services are known."""
         folder = institution.agent_folder
-        return _write(
+        return write_yaml(
             folder / "agent.yaml",
             {
-                "identity": _paths(TlsFiles.in_folder(folder / "identity")),
+                "identity": tls_paths(TlsFiles.in_folder(folder / "identity")),
                 "aggregator": {"address": aggregator, "identity": str(self.aggregator)},
                 "oracle": {
                     "address": oracle,
